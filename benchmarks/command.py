@@ -145,9 +145,9 @@ def averaging(
 @command.command()
 @click.option(
     "--settings",
-    default="int8,had4,had3,had2,had2:had1,frozen48+bf16,learned48+bf16,residual48+bf16,learned96+had4",
+    default="int8,had4,had4:had2,had4:sd2,had2,frozen48+bf16,learned48+bf16,residual48+bf16,learned96+had4",
     show_default=True,
-    help="[MAP+]THERE[:BACK],... beside bf16; MAP: frozenK, learnedK, residualK; codes: bf16, int8, intN, hadN, aqN.",
+    help="[MAP+]THERE[:BACK],... beside bf16; MAP: frozenK, learnedK, residualK; bf16, int8, intN, hadN, sdN, aqN.",
 )
 @click.option("--stages", type=click.IntRange(2, 64), default=3, show_default=True, help="With boundaries between.")
 @click.option("--layers", type=click.IntRange(2, 64), default=3, show_default=True, help="Of the model.")

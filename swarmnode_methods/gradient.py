@@ -6,8 +6,8 @@
              W  <- the inner optimizer's own step by g     at the rate of the round's samples: equal to the bit
              the gathered gradient of the next round begins with D - C(D): error feedback
 
-With gossip.fragments = F a round r is of the rows r mod F, r mod F + F, ... of every matrix, the same at all members;
-the step moves only these (model/turn.py), and the others gather until their turn.
+With gossip.fragments = F a round is of every F-th row of each matrix, the same at all members (model/turn.py); the step
+moves only these, and the others gather until their turn.
 
 With F = 1 replicas learn what one process learns that has all samples of a step, but for the codec's error. A replica
 counts by its targets, and what a missing one had is missing: its next packet has it. Slow and fast weights are one
@@ -80,7 +80,7 @@ class GradientOf:
 
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         """The parts of `flat` [P], laid out as a gradient, that a step of `turn` moves."""
-        return [turn.rows(flat)]
+        return [turn.elements(0, flat)]
 
     def step(self, mean: Tensor, round_index: int, turn: Turn) -> StepReport | None:
         """Take the inner step of a round, of the rows in `turn`, by its `mean` gradient, which may be overwritten; what
@@ -193,7 +193,7 @@ class Gradient(DeltaMean):
 
     def _views(self, flat: Tensor, round_index: int) -> list[Tensor]:
         """The rows of `flat` [P] whose turn it is in that round."""
-        return self.of.views(flat, Turn.at(round_index, self.turns))
+        return self.of.views(flat, Turn(round_index, self.turns))
 
     def count(self, round_index: int) -> int:
         """Elements of a packet of that round."""
@@ -354,7 +354,7 @@ class Gradient(DeltaMean):
         # By its noise a row that gathers for F rounds is root F times as long, for which none should be clipped.
         flat = self._spread(mean if self.turns == 1 else mean.mul_(self.turns**-0.5))
         before = sampled(self.phi).clone()
-        report.inner = self.of.step(flat, round_index, Turn.at(round_index, self.turns))
+        report.inner = self.of.step(flat, round_index, Turn(round_index, self.turns))
         del flat
         moved = float(before.sub_(sampled(self.phi)).norm())
         report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())

@@ -7,6 +7,8 @@ would send: activations there, their gradients back. A setting is [MAP+]THERE[:B
     intN           a step for each 64 numbers of a token, 2^(N - 1) - 1 steps to the largest of them
     hadN           tiles of up to 64 numbers, their signs drawn once, times a Hadamard matrix; then the nearest of 2^N
                    levels for normal numbers, by the tile's root mean square [TAH-Quant, arXiv 2506.01352; Max, 1960]
+    sdN            hadN of a token's numbers and of what the token before it lost: sums over tokens lose next to nothing
+                   [error feedback along tokens, as a sigma-delta converter's]
     aqN            hadN of the difference from what was decoded for the same sample the last time [AQ-SGD, 2206.01299];
                    the first time bf16
     frozenK        Z = (X - E[t]) U, X' = E[t] + Z U^T: U and the token table E frozen, writers kept in the span of U
@@ -53,8 +55,8 @@ DECAY = 0.1
 PROJECTOR = 0.1  # MAPL: the projector's rate over Muon's
 HELD_OUT = 64  # samples
 SETTING = re.compile(
-    r"(?:(?P<map>frozen|learned|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|aq)[1-6])"
-    r"(?::(?P<back>bf16|int8|(?:int|had)[1-6]))?"
+    r"(?:(?P<map>frozen|learned|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|sd|aq)[1-6])"
+    r"(?::(?P<back>bf16|int8|(?:int|had|sd)[1-6]))?"
 )
 
 
@@ -158,6 +160,8 @@ def coded(x: Tensor, code: str) -> Tensor:
         step = (padded.abs().amax(3, keepdim=True) / most).clamp_(min=SCALE_LEAST).bfloat16().float()
         whole: Tensor = ((padded / step).round_().clamp_(-most, most) * step).flatten(2)
         return whole[..., :width]
+    if code.startswith("sd"):
+        return _along_tokens(x, f"had{bits}")
     tile = math.gcd(width, TILE)
     levels, middles = normal_levels(bits)
     turned = x.reshape(*x.shape[:2], -1, tile) @ hadamard(tile)
@@ -165,6 +169,17 @@ def coded(x: Tensor, code: str) -> Tensor:
     found = levels[torch.bucketize(turned / scale, middles)] * scale
     back: Tensor = (found @ hadamard(tile).T).flatten(2)
     return back
+
+
+def _along_tokens(x: Tensor, code: str) -> Tensor:
+    """`x` coded token by token, each with the error of the one before."""
+    lost = torch.zeros_like(x[:, :1])
+    found = []
+    for token in torch.split(x, 1, dim=1):
+        wanted = token + lost
+        found.append(coded(wanted, code))
+        lost = wanted - found[-1]
+    return torch.cat(found, dim=1)
 
 
 class _Through(torch.autograd.Function):

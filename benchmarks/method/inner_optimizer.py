@@ -36,10 +36,11 @@ class MatrixRows:
     columns: int
     stride: int
 
-    def turn(self, turn: Turn) -> MatrixRows:
-        """Its rows whose `turn` it is."""
-        rows = len(range(turn.first, self.rows, turn.of))
-        return MatrixRows(self.first + turn.first * self.stride, rows, self.columns, self.stride * turn.of)
+    def turn(self, turn: Turn, number: int) -> MatrixRows:
+        """Its rows whose `turn` it is, as of matrix `number`."""
+        first = turn.first(number)
+        rows = len(range(first, self.rows, turn.of))
+        return MatrixRows(self.first + first * self.stride, rows, self.columns, self.stride * turn.of)
 
     def of(self, flats: Tensor) -> Tensor:
         """The view [R, rows, columns] of `flats` [R, P]."""
@@ -102,15 +103,15 @@ class BatchOptimizer:
     def _in_turn(self, turn: Turn) -> dict[tuple[int, int], list[MatrixRows]]:
         """The rows in `turn` of all matrices, by their sides, the shorter one first."""
         found: dict[tuple[int, int], list[MatrixRows]] = {}
-        for one in self._matrices:
-            rows = one.turn(turn)
+        for number, one in enumerate(self._matrices):
+            rows = one.turn(turn, number)
             found.setdefault((min(rows.rows, rows.columns), max(rows.rows, rows.columns)), []).append(rows)
         return found
 
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         """The elements of `flat` [P] that a step of `turn` moves."""
         parts = [turn.elements(0, flat[first:last]) for first, last in self._elsewhere]
-        return parts + [one.turn(turn).of(flat.unsqueeze(0))[0] for one in self._matrices]
+        return parts + [one.turn(turn, number).of(flat.unsqueeze(0))[0] for number, one in enumerate(self._matrices)]
 
     def _adamw(self, gradient: Tensor, rate: float, turn: Turn) -> None:
         flats = (self.theta, gradient, self.exp_avg, self.exp_avg_sq)

@@ -109,7 +109,7 @@ class SharedStep(ReplicaBatch):
             tokens = torch.stack([self._batch(member) for member in range(self.size.replicas)])
             weights = self.theta.detach()[:1].expand(self.size.replicas, -1).requires_grad_()
             (gradient,) = torch.autograd.grad(losses(self.size, weights, tokens).sum(), weights)
-            turn = Turn.at(self.steps + 1, self._turns)
+            turn = Turn(self.steps + 1, self._turns)
             self.steps += 1
             mean = self._mean(gradient, turn) if self._codec is not None else gradient.mean(0)
             self._step(self._optimizer, mean.unsqueeze(0), turn)

@@ -152,7 +152,9 @@ class FlatMuon:
 
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         """See `FlatAdamW.views`; of matrices rows [n, D_in]."""
-        return self.adamw.views(flat, turn) + [turn.rows(matrix.view(flat)) for matrix in self.matrices]
+        return self.adamw.views(flat, turn) + [
+            turn.rows(matrix.view(flat), number) for number, matrix in enumerate(self.matrices)
+        ]
 
     def clip_mean(self, weight: float, clip_norm: float) -> float:
         """See `FlatAdamW.clip_mean`."""
@@ -164,7 +166,7 @@ class FlatMuon:
         AdamW's; Muon's follows by the ratio of the manifest's two peaks."""
         self.adamw.step(steps_before, learning_rate, turn)
         self._turn = turn
-        moved = {index: turn.rows(weight) for index, weight in enumerate(self._weights)}
+        moved = {index: turn.rows(weight, index) for index, weight in enumerate(self._weights)}
         moved = {index: rows for index, rows in moved.items() if len(rows)}
         if not moved:
             return
@@ -186,7 +188,7 @@ class FlatMuon:
 
     def _move(self, directions: Iterable[tuple[int, Tensor]], rate: float) -> None:
         for index, turned in directions:
-            weight = self._turn.rows(self._weights[index])
+            weight = self._turn.rows(self._weights[index], index)
             step = (turned if weight.shape == turned.shape else turned.T).to(weight.dtype)
             if index in self._writers and self._subspace is not None:
                 step = self._subspace.project(step)  # rounding in the iterations leaves the span
@@ -204,7 +206,7 @@ class FlatMuon:
         """The numbers of the matrices with rows in this turn, those of one shape together."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, weight in enumerate(self._weights):
-            if len(rows := self._turn.rows(weight)):
+            if len(rows := self._turn.rows(weight, index)):
                 by_shape.setdefault(tuple(sorted(rows.shape)), []).append(index)
         return [
             indices[first : first + most]
@@ -219,10 +221,10 @@ class FlatMuon:
         kept = self._moments[index]
         shape = self._gradients[index].shape
         turn = self._turn
-        gradient = turn.rows(self._gradients[index])
+        gradient = turn.rows(self._gradients[index], index)
         momentum = turn.kept(self._inner.muon_momentum)
         moment = kept.read(0, len(kept))
-        rows = turn.rows(moment.view(shape))
+        rows = turn.rows(moment.view(shape), index)
         if index in self._untaken:
             rows.lerp_(gradient, 1.0 - momentum)
             kept.put(0, moment)

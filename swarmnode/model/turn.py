@@ -1,6 +1,7 @@
-"""Rows that take turns: an inner step moves every F-th row of each matrix, and F steps move all.
+"""Rows that take turns: an inner step moves every F-th row of each matrix, and each has its turn in F steps on average.
 
-    step k      S  =  rows k mod F, k mod F + F, ...        of a matrix [D_out, D_in]; of other parameters elements
+    step k      S  =  rows s, s + F, ...       of a matrix [D_out, D_in], s drawn from k and the number of the matrix
+                      elements k mod F, k mod F + F, ...                                    of other parameters
     Muon        M[S] <- mu^F M[S] + (1 - mu^F) G[S]         G: what was gathered since the rows' last turn
                 U    =  orthogonalize((1 - mu^F) G[S] + mu^F M[S])
                 W[S] <- W[S] - rate(F) (0.2 sqrt(max(|S|, D_in)) U + decay W[S])
@@ -9,7 +10,8 @@
 
 [Dion2, arXiv 2512.16928: rows of the momentum, orthogonalised by themselves, which is what rows save in bytes and
 arithmetic. Powers of F keep the memory of a moment as long as it is with all rows in each step. The rate is measured: 3
-times that of all rows was best for F = 4, 4 times for 8 and 5 times for 16, docs/learning.md.]
+times that of all rows was best for F = 4, 4 times for 8 and 5 times for 16. So is that s is drawn anew in each step: by
+s = k mod F a run learns much less, docs/learning.md.]
 """
 
 from __future__ import annotations
@@ -19,26 +21,27 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from swarmnode.ids import digest64
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The rows `first`, `first` + `of`, ... of each matrix; of `of` 1 all."""
+    """The rows whose turn it is in inner step number `step`: of each matrix every `of`-th."""
 
-    first: int
+    step: int
     of: int
 
-    @staticmethod
-    def at(step: int, of: int) -> Turn:
-        """The turn of inner step number `step`."""
-        return Turn(step % of, of)
+    def first(self, number: int) -> int:
+        """The first of the rows of matrix `number` of a stage: drawn, the same at all replicas."""
+        return digest64("rows", self.step, number) % self.of if self.of > 1 else 0
 
-    def rows(self, matrix: Tensor) -> Tensor:
-        """The view of the rows of `matrix` [D_out, ...], or the elements of a vector, whose turn it is."""
-        return matrix[self.first :: self.of]
+    def rows(self, matrix: Tensor, number: int) -> Tensor:
+        """The view of those rows of `matrix` [D_out, D_in], number `number` of its stage."""
+        return matrix[self.first(number) :: self.of]
 
     def elements(self, start: int, part: Tensor) -> Tensor:
         """The view of those of `part`, which begins at element `start` of its parameter."""
-        return part[(self.first - start) % self.of :: self.of]
+        return part[(self.step - start) % self.of :: self.of]
 
     def kept(self, decay: float) -> float:
         """The decay of a moment between two turns of a row, by the `decay` of a step."""

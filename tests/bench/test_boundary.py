@@ -52,6 +52,12 @@ def test_an_outlier_costs_rotated_tiles_least() -> None:
     assert rest[1] < 0.75 * rest[0]
 
 
+def test_errors_cancel_along_tokens() -> None:
+    x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    apart = [float((coded(x, code) - x).sum(1).norm()) for code in ("had2", "sd2")]
+    assert apart[1] < 0.25 * apart[0]
+
+
 def test_activations_are_coded_there_and_gradients_back() -> None:
     x = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     y = Boundary(Setting.of("had4:had2"))(x, torch.zeros(1, 2, dtype=torch.int64), [0])

@@ -128,8 +128,8 @@ def test_rows_in_turn_are_stepped_as_by_one_process_and_the_others_wait(optimize
     for step in range(1, 7):
         before = one_alone.stage.theta.clone()
         for one, (first, count) in zip(found, ((0, 1), (1, 2), (3, 3)), strict=True):
-            train(one, 10 * step + first, count)
-            train(one_alone, 10 * step + first, count)
+            train(one, 30 * step + first, count)
+            train(one_alone, 30 * step + first, count)
         gathered = one_alone.stage.grad.clone()
         meet(step, found)
         one_alone.message(step)
@@ -138,20 +138,16 @@ def test_rows_in_turn_are_stepped_as_by_one_process_and_the_others_wait(optimize
             assert torch.equal(one.stage.theta, found[0].stage.theta)
             torch.testing.assert_close(one.stage.theta, one_alone.stage.theta, rtol=0, atol=5e-5)
         now = one_alone.stage.theta != before
-        views = one_alone.stage.views(now, Turn.at(step, 3))
+        views = one_alone.stage.views(now, Turn(step, 3))
         assert 0 < int(now.sum()) == sum(int(view.sum()) for view in views)  # none but the rows in turn
-        assert not any(view.any() for view in one_alone.stage.views(one_alone.stage.grad, Turn.at(step, 3)))
-        for waiting in (1, 2):
-            theirs = Turn.at(step + waiting, 3)
-            for left, was in zip(
-                one_alone.stage.views(one_alone.stage.grad, theirs),
-                one_alone.stage.views(gathered, theirs),
-                strict=True,
-            ):
-                torch.testing.assert_close(left, was, rtol=1e-5, atol=1e-9)
-        if step > 3:
-            moved |= now
-    assert float((moved | (start == 0.0)).float().mean()) > 0.9  # three steps reach all rows
+        assert not any(view.any() for view in one_alone.stage.views(one_alone.stage.grad, Turn(step, 3)))
+        waits = torch.ones_like(now)
+        for view in one_alone.stage.views(waits, Turn(step, 3)):
+            view.zero_()
+        torch.testing.assert_close(one_alone.stage.grad[waits], gathered[waits], rtol=1e-5, atol=1e-9)
+        moved |= now
+    share = float((moved | (start == 0.0)).float().mean())
+    assert share > (0.8 if optimizer == "muon" else 0.99)  # of drawn rows 1 - (2 / 3)^6
     assert found[0].outer.nbytes_of(7) < 0.36 * members(made)[0].outer.nbytes_of(7)
 
 
@@ -166,11 +162,17 @@ def test_a_replica_that_leaves_gives_the_gradient_of_all_rows() -> None:
     before = staying.stage.grad.clone()
     staying.message(1)
     staying.apply(1, 1.0, [delta])
-    for turn in (Turn.at(2, 3), Turn.at(3, 3)):  # those of round 1 made a step
-        for left, own, theirs in zip(
-            *(staying.stage.views(flat, turn) for flat in (staying.stage.grad, before, whole)), strict=True
-        ):
-            torch.testing.assert_close(left, own + theirs, rtol=1e-4, atol=1e-6)
+    waits = torch.ones_like(whole, dtype=torch.bool)
+    for view in staying.stage.views(waits, Turn(1, 3)):  # those of round 1 made a step
+        view.zero_()
+    torch.testing.assert_close(staying.stage.grad[waits], (before + whole)[waits], rtol=1e-4, atol=1e-6)
+
+
+def test_each_row_of_a_matrix_has_its_turn_as_often_as_the_others() -> None:
+    drawn = [[Turn(step, 5).first(number) for step in range(1000)] for number in range(4)]
+    assert all(150 < row.count(first) < 250 for row in drawn for first in range(5))
+    assert len({tuple(row) for row in drawn}) == 4, "matrices draw by themselves"
+    assert {Turn(step, 1).first(0) for step in range(9)} == {0}
 
 
 def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() -> None:
