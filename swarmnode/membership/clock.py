@@ -1,18 +1,22 @@
 """Bounds on the run's clock, its count of samples: how far others' claims are believed.
 
-Two bounds limit what others claim: what the machines that this node saw can have trained since (`ProgressBound`),
-and, for a node that was away, what most of those machines claim whose work it checked. Keys alone have no vote, because
-a record costs nothing. A majority's claim is believed up to what as many machines can have trained since this node last
-agreed with them. So a node that slept or was cut off for days catches up, and no number of liars advances a clock
-faster than machines can.
+Two bounds limit a claim. The first is the work that the machines which this node saw can have done since
+(`ProgressBound`). The second is for a node that was away: the claim of most machines whose work it checked. Keys alone
+have no vote, because a record costs nothing. A majority is believed up to the work that as many machines can have done
+since this node last agreed with them. So a node that slept for days catches up, and liars, however many, advance a
+clock no faster than machines can.
 
-A joiner has seen no machine at work. Until it holds a state it believes no claim. It chooses a source of state by the
-median of the claims of serving peers that answer it, and goes on from their lower third, which a third of honest peers
-holds down, or from the median of that, the donor's and a confirming peer's claim, but from no more than that median of
-all allows. Until it has seen CONFIRMED machines at work, the peers that answered it and those that asked it for work
-vote, too, if they are CONFIRMED or more together. After that it agrees once with the majority of those it has seen,
-whatever it started with: at once if more than three quarters of them are on one side of what it believes, else a minute
-later, when it has seen more. So neither two liars among its first three machines nor a stale replica decide alone.
+A joiner has seen no machine at work.
+
+* Until it holds a state it believes no claim. It chooses a source of state by the median claim of the serving peers
+  that answer.
+* It goes on from the lower third of their claims, which a third of honest peers holds down; or from the median of that,
+  the donor's claim and a confirming peer's, but from no more than the median of all.
+* Until it has seen CONFIRMED machines at work, the peers that answered it and those that asked it for work vote, too,
+  if they are CONFIRMED or more together.
+* Then it agrees once with the majority of the machines that it has seen: at once if more than three quarters of them
+  are on one side of its count, else a minute later, when it has seen more. So neither two liars among its first three
+  machines nor a stale replica decide alone.
 
 Pure: times, members and speeds are arguments.
 """
@@ -30,19 +34,19 @@ from swarmnode.membership.swarm import JOINING, SERVING, Member, Swarm
 from swarmnode.membership.trust import PeerHistory, machines
 from swarmnode.wire import record_pb2
 
-FACTOR = 4.0  # guess: machines do up to so many times what they announce: speeds are measured late, or on busy machines
-OUTLIER = 4.0  # guess: no machine counts as more than so many times the median
+FACTOR = 4.0  # guess: the most that machines do over their announced speed, which is measured late or on busy machines
+OUTLIER = 4.0  # guess: the most that a machine counts, in medians
 WINDOW_S = 1800.0  # guess: covers the work of two parts of a swarm that were separated for hours
-HEARD_S = WINDOW_S / 30  # within it others are heard; between two marks in a window
+HEARD_S = WINDOW_S / 30  # others are heard within it; the distance of two marks in a window
 
 
 class ProgressBound:
-    """Told at each look at the directory what is believed and possible; returns how far others are believed.
+    """The most samples that others are believed to have, by the count and the possible rate at each look.
 
-    The counter only grows, and two nodes merge theirs by maximum (progress.py). So one false claim would stay for ever,
+    The counter only grows, and two nodes merge theirs by maximum (progress.py). One false claim would stay for ever,
     and rounds, learning rates and the end of the run depend on it (simulated: liars; a claim of 10^12 was believed by
-    all 24 nodes a minute later). So no claim is accepted above the count known a while ago, plus what the feeding
-    machines can have done since. Below it a liar can speed up the clock to FACTOR times what machines do at most.
+    all 24 nodes a minute later). So a claim counts up to the count known a while ago, plus the work that the feeding
+    machines can have done since. Below that a liar can speed up the clock to FACTOR times the work of machines.
     """
 
     def __init__(self, slack: int, ahead_s: float) -> None:

@@ -59,8 +59,10 @@ class TrainedApart:
 
 
 class PartitionWatch:
-    """Told at each look what each feeder counted and who is present. `least`: samples that parts may differ by that
-    merge by rounds alone; `apart_s`: seconds that an entry stands still, or a record is missing, in a partition."""
+    """Finds out at each look, by the feeders' counts and by their presence, whether parts of the swarm trained apart.
+
+    Parts that differ by `least` samples or fewer merge by rounds alone. In a partition an entry stands still, or a
+    record is missing, for `apart_s` seconds."""
 
     def __init__(self, me: PeerId, least: int, apart_s: float) -> None:
         self._me = me
@@ -87,7 +89,7 @@ class PartitionWatch:
     def look(
         self, now_s: float, total: int, entries: Mapping[str, int], present: Collection[PeerId]
     ) -> TrainedApart | None:
-        """The work that this part of the swarm did in vain, if it now turns out to have trained less than another."""
+        """The work that this part of the swarm did in vain, if another part is back that has trained more."""
         summed = sum(entries.values())
         own = entries.get(self._me, 0)
         first = not self._marks
@@ -125,8 +127,8 @@ class PartitionWatch:
         return TrainedApart(here, there, own - own_then)
 
     def _gives_way(self, here: int, there: int, others: Collection[str]) -> bool:
-        """Whether this part trained less. Each part knows its own work sooner than the other's, so that parts that
-        differ by `least` or less go by the name of their first feeder, in which both see the same."""
+        """Whether this part trained less. Each part knows its own work sooner than the other's. Parts that differ by
+        `least` or less therefore go by the name of their first feeder, which both see alike."""
         ours = (feeder for feeder in self._entries.keys() & {*self._present, self._me} if feeder not in others)
         if abs(here - there) > self._least:
             return here < there
@@ -141,8 +143,8 @@ class PartitionWatch:
 
 
 class RunProgress:
-    """Keeps `progress.top`, up to which others are believed. `refused` is told what was not, `progressed` that the
-    count of samples grew."""
+    """Keeps `progress.top`, the bound up to which others are believed. `refused` is called with the fault of a
+    claim above it, `progressed` when the count of samples grows."""
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class RunProgress:
         self._overclaimers: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
         self.watch = PartitionWatch(me, APART_ROUNDS * self._round_samples, manifest.limits.record_ttl_s)
         self.in_vain: TrainedApart | None = None
-        """What this part of the swarm trained before it last met one of more progress."""
+        """The samples that this part of the swarm trained before it last met a part with more."""
         self.owed = 0  # samples that this node is to train again without counting them
         self._debts: dict[Feeding, int] = {}  # what feeders owed last of what was trained here in vain
         progress.believe_up_to(NOBODY)
@@ -190,40 +192,40 @@ class RunProgress:
 
     @property
     def rounds_max(self) -> int:
-        """Rounds that these complete, and the one they are in."""
+        """The number of rounds in `samples_max`, with the round under way."""
         return int(self.samples_max) // self._round_samples + 1
 
     def trust(self, progress: Progress) -> None:
-        """Believe `progress` as it is: of this node's checkpoint, or what most say."""
+        """Believe `progress` without a bound: it is of this node's checkpoint, or of a majority."""
         top = self._progress.top
         self._progress.believe_up_to(math.inf)
         self._progress.merge(progress)
         self._progress.believe_up_to(top)
 
     def suppose(self, answered: Collection[PeerId]) -> Supposed:
-        """The run's samples as far as a node can know that holds no state yet and was answered by `answered`."""
+        """The run's samples as a node without a state knows them from the peers that `answered`."""
         if not self.begun:
             self._supposed = self.clock.suppose(self._peer_table.swarm(), answered)
         total = self._progress.total
         return Supposed(max(self._supposed.least, total), max(self._supposed.middle, total))
 
     def begin(self, total: int) -> None:
-        """This node holds a state, in a run of `total` samples: from now on others are believed in bounds."""
+        """Begin to believe others in bounds: this node holds a state, in a run of `total` samples."""
         if not self.begun:
             self.trust(Progress.from_wire(record_pb2.Progress(total=total)))
             self._progress.believe_up_to(self._progress.total)
             self.judge()
 
     def begin_at_most(self, total: int) -> int:
-        """`begin` at what a state's donor and a peer that confirmed it told. If the two are liars of a small stage, the
-        run can have trained less, by most peers that answered: then begin there. Returns the run's samples."""
+        """`begin` at the `total` that a state's donor and a confirming peer told, but no higher than most peers that
+        answered allow: the two may be liars of a small stage. Returns the run's samples."""
         self.suppose(())  # records came during the download
         total = min(total, int(self.samples_max))
         self.begin(total)
         return total
 
     def judge(self) -> None:
-        """Decide up to how many samples others are believed until the next look."""
+        """Set the bound up to which others are believed until the next look."""
         if not self.begun:
             return
         total = self._progress.total
@@ -252,7 +254,7 @@ class RunProgress:
         self._progress.add(self._me, samples - again)
 
     def compare_parts(self) -> None:
-        """Note when a part of the swarm is back that trained more than this one."""
+        """Note that a part of the swarm which trained more than this one is back."""
         now = self._wall.unix_s()
         total = self._progress.total
         if not self.begun or not self.watch.due(now, total):
@@ -272,8 +274,8 @@ class RunProgress:
             )
 
     def _inherit(self) -> None:
-        """Owe what a feeder owed that stopped feeding, if this node is its heir among those that owed with it. No more
-        than was trained in vain here is believed."""
+        """Take over the debt of a feeder that stopped, if this node is its heir among those that owed with it. A debt
+        counts up to the samples that were trained in vain here."""
         if self.in_vain is None:
             return
         here = {(m.peer, m.joined_unix_s): m.owed for m in self._peer_table.swarm().members() if m.feeds}
@@ -308,7 +310,7 @@ class RunProgress:
             self._progressed()
 
     def report_overclaim(self, peer: PeerId) -> None:
-        """`peer` tells of more samples than are believed."""
+        """Note that `peer` tells of more samples than are believed."""
         if self.begun and len(self._overclaimers) < BOASTERS_MAX:
             self._overclaimers[peer] = None
 

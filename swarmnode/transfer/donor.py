@@ -1,16 +1,14 @@
 """The giving side of a download: snapshots made on demand, at most two alive, forgotten when idle.
 
-A bounded number of peers downloads at once, and they take turns where more want to. A place belongs to a peer for a
-turn, and for longer while nobody waits for one. A turn lasts long enough for a slow but honest home to get the share of
-a state that makes an attempt worth another, so a download that lost its place goes on later with the chunks it has.
-When a turn is over, the place goes to the next that waits: first to those that had no turn here, and among equals to
-those that wait longest.
+A bounded number of peers downloads at once; the others wait. A peer keeps its place for a turn, and for longer while
+nobody waits. A turn is long enough for a slow but honest home to get a useful share of the state. A download that
+loses its place goes on later with the chunks that it has. At the end of a turn the place goes to a peer that had no
+turn here, and among equals to the one that waits longest.
 
-Only seconds count, because whatever else a peer shows costs it nothing: it may ask for one chunk for ever, or for all
-but the last at once, and read none. Beside `n` keys that never change, an honest joiner waits for the line (`share`),
-then for `n / downloads_max` turns at most, for one where they had theirs, and then has its part of the time. Endlessly
-new keys are as many newcomers, each of which gets a turn. The membership alone bounds them: where the run has an access
-list each costs a pass; in an open run they cost nothing, and a joiner depends on other donors.
+Only seconds count, because anything else is free for a peer: it may ask for one chunk for ever, or for all but the last
+at once, and read none. Beside `n` other keys an honest joiner waits for the line (`share`), and then for at most
+`n / downloads_max` turns. New keys are newcomers, and each gets a turn. Only the membership bounds them: with an access
+list a key costs a pass; in an open run it costs nothing, and a joiner depends on other donors.
 
 An archive copies slow weights alone (a third to a fifth of a state) and has a place of its own within a budget, so it
 takes none from joiners.
@@ -39,19 +37,19 @@ from swarmnode.wire import call_pb2 as wire
 class DonorLimits:
     """Bounds of the cost of giving. All are guesses."""
 
-    idle_s: float = 60.0  # without a request for so long, for each MiB of a chunk, a snapshot is forgotten
-    fresh_s: float = 1.0  # who asks gets a snapshot made for another one up to so old,
-    made_share: float = 0.05  # or so old that new ones take this share of the time
+    idle_s: float = 60.0  # a snapshot without a request is forgotten after this, times the MiB of a chunk
+    fresh_s: float = 1.0  # a snapshot is given to others until this age
+    made_share: float = 0.05  # it is also given to others until making snapshots takes less than this share of the time
     downloads_max: int = 4  # peers that download at once
     chunk_nbytes: int = CHUNK_NBYTES
-    puller_idle_s: float = 10.0  # a peer that has not asked for so long, for each MiB of a chunk, has given up
+    puller_idle_s: float = 10.0  # a peer without a request has given up after this, times the MiB of a chunk
     busy_retry_s: float = 2.0
-    line_nbytes: float = 1e7  # bytes a second that the uplink is taken to carry before it is measured
-    share_s: float = 30.0  # a newcomer that would share the uplink for longer is refused; it takes no place sooner
-    retry_max_s: float = 60.0  # at most until it asks again: another may have given up
-    refused_max_s: float = 600.0  # then it shares: a slow download must not keep others out for ever
-    turn_s: float = 60.0  # a place is kept for so long: after DownloadLimits.alone_s the client keeps its chunks
-    turn_share: float = 0.1  # and for so much of the state at `puller_idle_s` a chunk: twice DownloadLimits.fruitful
+    line_nbytes: float = 1e7  # assumed bytes a second of the uplink before it is measured
+    share_s: float = 30.0  # a newcomer is refused a place if it would share the uplink for longer
+    retry_max_s: float = 60.0  # a refused newcomer asks again after at most this: another may have given up
+    refused_max_s: float = 600.0  # after this it shares: a slow download must not keep others out for ever
+    turn_s: float = 60.0  # least seconds of a turn: after DownloadLimits.alone_s the client keeps its chunks
+    turn_share: float = 0.1  # share of the state in a turn at `puller_idle_s` a chunk: twice DownloadLimits.fruitful
 
 
 @dataclass(slots=True)
@@ -218,7 +216,8 @@ class DonorPlaces:
         return sum(one not in self._pulling and rank(one) < rank(peer) for one in waiting)
 
     def _over(self, now_s: float) -> list[PeerId]:
-        """Peers whose turn is over: first those that nobody waits for, then who had a turn before, then the longest."""
+        """Peers whose turn is over, in the order in which they lose their place: those that nobody waits for, those
+        that had a turn before, those with the longest turn."""
         over = {peer: one for peer, one in self._pulling.items() if one.of and now_s - one.since_s >= one.turn_s}
         return sorted(over, key=lambda p: (over[p].hurries, p not in self._had, over[p].since_s))
 
@@ -441,8 +440,8 @@ GIVEN_STAGES = 2  # guess: stages that one keeps in memory for nodes that bring 
 
 
 class LoadedDonor:
-    """Serves "snapshot" and "chunk" for stages that `load` reads from disk when they are asked for; it gets what is in
-    memory of the stage, and returns that if nothing newer is there. Raises Unavailable or RemoteFault as `load`."""
+    """Serves "snapshot" and "chunk" for stages that `load` reads from disk on request. `load` gets the snapshot in
+    memory, and returns it if the disk has nothing newer. Raises Unavailable or RemoteFault as `load`."""
 
     def __init__(
         self,
