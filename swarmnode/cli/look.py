@@ -34,17 +34,22 @@ METRICS_TIMEOUT_S = 5.0
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="status of the node on this machine")
+@click.command(short_help="status of the node on this machine, once or live")
 @home_option
+@click.option("--live", is_flag=True, help="Show it at each change, on a terminal, until Ctrl-C.")
+@click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="With --live: between updates.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
 @click.option("--metrics", is_flag=True, help="Print its metrics, in Prometheus's text format.")
-def status(home: Path, as_json: bool, metrics: bool) -> None:
-    """Query the node in --home through its control socket, and print its status.
+def status(home: Path, live: bool, every_s: float, as_json: bool, metrics: bool) -> None:
+    """Query the node in --home through its control socket, and print its stage, state, speed, losses, limits and peers.
 
     Exit code 69 if no node runs there.
     """
-    if as_json and metrics:
-        raise click.UsageError("--json and --metrics are two forms of the status: give one")
+    if live + as_json + metrics > 1:
+        raise click.UsageError("--live, --json and --metrics are forms of the status: give one")
+    if live:
+        _show_live(home, every_s)
+        return
     reply = client.status(home)
     if as_json:
         from google.protobuf.json_format import MessageToDict
@@ -67,24 +72,16 @@ def status(home: Path, as_json: bool, metrics: bool) -> None:
     paper().print(picture(watch))
 
 
-@click.command(short_help="status of the node on this machine, live")
-@click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
-@home_option
-def top(every_s: float, home: Path) -> None:
-    """Show stage, state, speed, losses, limits and peers of the node in --home, at each change and every --every, until
-    Ctrl-C.
-
-    Needs a terminal; `status --json` is for programs.
-    """
+def _show_live(home: Path, every_s: float) -> None:
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
-        raise UsageError("top needs a terminal: use `swarmnode status`, with --json for programs")
-    asyncio.run(_show_live(console, every_s, home))
+        raise UsageError("--live needs a terminal: use `swarmnode status`, with --json for programs")
+    asyncio.run(_follow(console, every_s, home))
 
 
-async def _show_live(console: Console, every_s: float, home: Path) -> None:
+async def _follow(console: Console, every_s: float, home: Path) -> None:
     from rich.live import Live
 
     from swarmnode.control.watch import watch

@@ -37,15 +37,11 @@ VERBS: Mapping[str, str] = {
     "access": "which machines the run's owner admits",
     "identity": "this machine's peer id",
     "doctor": "check whether this machine can take part",
-    "status": "status of the node on this machine",
-    "drain": "tell the node on this machine that the machine will be taken away",
-    "top": "status of the node on this machine, live",
+    "status": "status of the node on this machine, once or live",
     "ui": "a page for the node on this machine: pause, hours, limits, history",
-    "pause": "pause the node until `resume`",
+    "pause": "pause the node, until `resume` or for a time",
     "resume": "end a pause",
-    "snooze": "pause the node for a time",
-    "finish": "finish all held work, then leave",
-    "leave": "leave in order, within seconds",
+    "leave": "leave in order: within seconds, by a deadline, or when all is done",
     "limit": "show or change the limits of the running node",
     "logs": "print the node's events",
     "receipts": "receipts for this node's work, signed by its clients",
@@ -64,8 +60,8 @@ VERBS: Mapping[str, str] = {
 ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
 TOGETHER: Mapping[str, str] = {
-    **dict.fromkeys(("ui", "drain", "pause", "resume", "snooze", "finish", "leave", "limit"), "tell"),
-    **dict.fromkeys(("status", "top", "logs", "receipts", "identity"), "look"),
+    **dict.fromkeys(("ui", "pause", "resume", "leave", "limit"), "tell"),
+    **dict.fromkeys(("status", "logs", "receipts", "identity"), "look"),
     **dict.fromkeys(("amend", "access"), "owner"),
     **dict.fromkeys(("coordinator", "archive"), "bootstrap"),
     "chat": "generate",
@@ -76,6 +72,30 @@ TOGETHER: Mapping[str, str] = {
 SLOW = {"bench": "measuring", "doctor": "checking", "eval": "measuring", "export": "making the model"}
 SLOW |= {"init": "choosing settings", "plan": "estimating", "simulate": "simulating"}
 """What verbs say that else say nothing for long."""
+
+OLD: Mapping[str, tuple[str, ...]] = {
+    "drain": ("leave", "--within", "30s"),
+    "finish": ("leave", "--finish"),
+    "snooze": ("pause", "--for"),
+    "top": ("status", "--live"),
+}
+"""Old verbs and the words that replace them. They go with the second release."""
+
+
+def current(words: Sequence[str]) -> list[str]:
+    """The words of today for those of a command line that begins with an old verb; said on stderr."""
+    if not words or words[0] not in OLD:
+        return list(words)
+    new = OLD[words[0]]
+    click.echo(f"`{words[0]}` is an old word: say `swarmnode {' '.join(new)}`", err=True)
+    rest = list(words[1:])
+    if words[0] != "snooze":
+        return [*new, *rest]
+    durations = [number for number, word in enumerate(rest) if word[:1].isdigit()]
+    if durations:  # it may stand anywhere
+        rest.insert(durations[0], "--for")
+    return ["pause", *rest]
+
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -98,6 +118,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        args = current(args)
         try:
             found = super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -1,4 +1,4 @@
-"""The verbs that tell the node on this machine something: ui, pause, resume, snooze, limit, finish, leave, drain."""
+"""The verbs that tell the node on this machine something: ui, pause, resume, limit, leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from swarmnode.cli.option.param import DURATION, PORT, home_option, limit_option
 from swarmnode.control import client
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.metrics.events import nbytes_text
-from swarmnode.node.notice import GRACE_S
 
 
 def _ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
@@ -54,29 +53,26 @@ async def _serve(home: Path, port: int) -> None:
         await page.close()
 
 
-@click.command(short_help="pause the node until `resume`")
+@click.command(short_help="pause the node, until `resume` or for a time")
+@click.option("--for", "for_s", type=DURATION, default=0.0, show_default="until `resume`", help="90s, 30m or 2h.")
 @home_option
-def pause(home: Path) -> None:
-    """Finish held work and take no new work until `swarmnode resume`. The stage stays in memory; peers are told.
+def pause(for_s: float, home: Path) -> None:
+    """Finish held work and take no new work until `swarmnode resume`, or for a time. The stage stays in memory; peers
+    are told, and when to expect the node back.
 
     Exit code 69 if no node runs in --home.
     """
-    _ask_limits(home, "pause", reason="asked to pause")
+    if for_s:
+        _ask_limits(home, "pause", for_s=for_s, reason="snoozed")
+    else:
+        _ask_limits(home, "pause", reason="asked to pause")
 
 
 @click.command(short_help="end a pause")
 @home_option
 def resume(home: Path) -> None:
-    """End `pause` and `snooze`. Limits still apply: outside its hours a node stays paused."""
+    """End `pause`. Limits still apply: outside its hours a node stays paused."""
     _ask_limits(home, "resume")
-
-
-@click.command(short_help="pause the node for a time")
-@click.argument("duration", metavar="DURATION", type=DURATION)
-@home_option
-def snooze(duration: float, home: Path) -> None:
-    """Pause for DURATION (90s, 30m, 2h), then resume automatically. Peers are told when to expect it back."""
-    _ask_limits(home, "pause", for_s=duration, reason="snoozed")
 
 
 @click.command(short_help="show or change the limits of the running node")
@@ -96,55 +92,55 @@ def limit(home: Path, as_json: bool, **limits: str | None) -> None:
         click.echo(f"{name} {text}")
 
 
-@click.command(short_help="finish all held work, then leave")
+@click.command(short_help="leave in order: within seconds, by a deadline, or when all is done")
 @home_option
-def finish(home: Path) -> None:
-    """Take no new work, finish all held work however long it takes, save, leave. Returns at once; `status` shows
-    progress.
-
-    To leave faster: `swarmnode leave`.
-    """
-    client.ask(home, "finish", reason="swarmnode finish")
-    click.echo("finishing: the node takes no new work and leaves when all is done", err=True)
-
-
-@click.command(short_help="leave in order, within seconds")
-@home_option
+@click.option("--finish", "finishes", is_flag=True, help="Finish all held work first, however long it takes.")
+@click.option(
+    "--within", "--notice", "within_s", type=DURATION, help="Time until this machine is gone; wait until the node left."
+)
+@click.option("--reason", default="swarmnode leave", help="For the node's log.")
+@click.option("--json", "as_json", is_flag=True, help="With --within: print how it left as one JSON object.")
 @click.option("--forget", is_flag=True, help="Then delete what the node keeps: its key, receipts, stages and logs.")
-def leave(home: Path, forget: bool) -> None:
-    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun; with --forget
-    when nothing of the node is left on this machine but the program, caches and settings (`swarmnode uninstall`).
+def leave(home: Path, finishes: bool, within_s: float | None, reason: str, as_json: bool, forget: bool) -> int:
+    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun.
 
-    --forget deletes the usual home alone: a folder of your own (--home) may hold other things.
+    With --finish the node takes no new work, and leaves when all that it holds is done; `status` shows progress.
+
+    With --within the machine will be taken away: the node finishes what it holds, passes its progress to another
+    replica, hands over the state of a stage's last replica, and saves its stage. Steps that do not fit are cut from the
+    end, and reported. For a preStop hook, a batch script's trap, or before you switch a machine off. Exit code 0 if
+    nothing was lost, 31 if something was cut.
+
+    With --forget it returns when nothing of the node is left on this machine but the program, caches and settings
+    (`swarmnode uninstall`). That deletes the usual home alone: a folder of your own (--home) may hold other things.
+
+    Exit code 69 if no node runs in --home.
     """
-    from swarmnode.local.traces import Trace, freed, remove, size_of
     from swarmnode.user_folders import default_home
 
+    if finishes and within_s is not None:
+        raise click.UsageError("--finish takes as long as it needs, --within does not: give one")
+    if as_json and within_s is None:
+        raise click.UsageError("--json tells how a node left by a deadline: give --within")
     if forget and home.resolve() != default_home("node").resolve():
         raise click.UsageError(f"--forget: {home} is a folder of your own: leave, then delete it by hand")
-    client.ask(home, "leave", reason="swarmnode leave")
-    click.echo("leaving", err=True)
+    code = 0
+    if within_s is not None:
+        code = _leave_within(home, within_s, reason, as_json)
+    elif finishes:
+        client.ask(home, "finish", reason=reason)
+        click.echo("finishing: the node takes no new work and leaves when all is done", err=True)
+    else:
+        client.ask(home, "leave", reason=reason)
+        click.echo("leaving", err=True)
     if forget:
-        asyncio.run(freed(home))
-        nbytes = size_of(home)
-        remove(Trace(home, "", nbytes), keep_identity=False)
-        click.echo(f"forgotten: {nbytes_text(nbytes)} in {home} deleted", err=True)
+        _forget(home)
+    return code
 
 
-@click.command(short_help="tell the node on this machine that the machine will be taken away")
-@home_option
-@click.option("--notice", type=DURATION, default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
-@click.option("--reason", default="swarmnode drain", help="For the node's log.")
-@click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
-def drain(home: Path, notice: float, reason: str, as_json: bool) -> int:
-    """Make the node in --home leave within --notice, and wait until it has: it finishes what it holds, passes its
-    progress to another replica, hands over the state of a stage's last replica, and saves its stage. Steps that do not
-    fit are cut from the end, and reported. For a preStop hook, a batch script's trap, or before you switch a machine
-    off.
-
-    Exit code 0 if nothing was lost, 31 if something was cut, 69 if no node runs there.
-    """
-    reply = client.drain(home, notice, reason)
+def _leave_within(home: Path, within_s: float, reason: str, as_json: bool) -> int:
+    """Wait until the node has left, and say what it had time for. Returns the exit code."""
+    reply = client.drain(home, within_s, reason)
     if as_json:
         click.echo(json.dumps(reply, sort_keys=True))
     else:
@@ -156,3 +152,13 @@ def drain(home: Path, notice: float, reason: str, as_json: bool) -> int:
         for cut in reply["cut"]:
             click.echo(f"cut: {cut}", err=True)
     return EXIT_PREEMPTED_INCOMPLETE if reply["cut"] else 0
+
+
+def _forget(home: Path) -> None:
+    """Delete the node's home once the node is gone."""
+    from swarmnode.local.traces import Trace, freed, remove, size_of
+
+    asyncio.run(freed(home))
+    nbytes = size_of(home)
+    remove(Trace(home, "", nbytes), keep_identity=False)
+    click.echo(f"forgotten: {nbytes_text(nbytes)} in {home} deleted", err=True)

@@ -88,7 +88,7 @@ class NodePage(PageServer):
         return response
 
     def _shown(self, reply: StatusReply) -> dict[str, Any]:
-        """The daemon's status as JSON, with what `top` says of it in words, and speeds."""
+        """The daemon's status as JSON, with what `status` says of it in words, and speeds."""
         page = page_here(reply.run_id) or reply.page
         kinds = [{"name": name, "example": kind.example, "help": kind.help} for name, kind in LIMIT_KINDS.items()]
         return {

@@ -90,7 +90,7 @@ def spark(values: list[float]) -> str:
 
 
 def picture(watch: NodeWatch) -> Group:
-    """All that `top` and `status` show: the panel, and the peers."""
+    """All that `status` shows, once or live: the panel, and the peers."""
     status = watch.now
     if status.trains_nothing:
         return Group(panel(watch))
