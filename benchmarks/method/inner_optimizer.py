@@ -84,7 +84,7 @@ class BatchOptimizer:
         matrices, `rate_elsewhere` for AdamW."""
         self.steps += 1
         rate *= turn.rate
-        momentum = turn.kept(self.momentum)
+        momentum = turn.momentum(self.momentum)
         for (short, long), matrices in self._in_turn(turn).items():
             views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)

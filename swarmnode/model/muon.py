@@ -222,7 +222,7 @@ class FlatMuon:
         shape = self._gradients[index].shape
         turn = self._turn
         gradient = turn.rows(self._gradients[index], index)
-        momentum = turn.kept(self._inner.muon_momentum)
+        momentum = turn.momentum(self._inner.muon_momentum)
         moment = kept.read(0, len(kept))
         rows = turn.rows(moment.view(shape), index)
         if index in self._untaken:

@@ -251,7 +251,8 @@ PACKETS = (
     _Packet("lloyd3", 1, True),
     _Packet("lloyd4", 3, True),
     _Packet("lloyd3", 3, True),
-    _Packet("lloyd4", 5, True),
+    _Packet("lloyd3", 5, True),
+    _Packet("lloyd3", 9, True),
 )
 """Gradients as they are averaged, each with fewer bytes than the one before: the best of those measured at their bytes
 (docs/learning.md)."""
