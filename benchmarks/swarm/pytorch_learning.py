@@ -54,9 +54,10 @@ class GridPoint:
     rate: float
     rate_elsewhere: float = 3e-3  # of Muon; the demo's manifest
     momentum: float = 0.95  # of Muon: Jordan, 2024
+    delay: str = ""  # of each gradient, by a step: "late", or "corrected"; "": none
 
     def __str__(self) -> str:
-        text = f"{self.optimizer}, batch {self.batch}, rate {self.rate:g}"
+        text = f"{self.optimizer}, batch {self.batch}, rate {self.rate:g}{self.delay and ', ' + self.delay}"
         if self.optimizer != "muon":
             return text
         return f"{text} ({self.rate_elsewhere:g} elsewhere), momentum {self.momentum:g}"
@@ -116,6 +117,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
     net.to(task.device)
     chosen = optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
     mean = Mean(list(net.parameters()))
+    delay = Delay(list(net.parameters()), setting.delay) if setting.delay else None
     clock = _Clock()
     found: list[LossPoint] = []
     looks = looks_from(0)
@@ -135,7 +137,10 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
             return found
         inputs, targets = tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
         samples += setting.batch
-        one_step(net, chosen, inputs, targets, samples, _autocast(task))
+        weights = delay.before_the_last_step() if delay else contextlib.nullcontext()
+        one_step(net, chosen, inputs, targets, samples, _autocast(task), weights)
+        if delay is not None:
+            delay.correct()
         mean.see(samples)
 
 
@@ -146,12 +151,15 @@ def one_step(
     targets: Tensor,
     samples: int,
     autocast: contextlib.AbstractContextManager[object],
+    weights: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),
 ) -> Tensor:
-    """One step with `inputs` and `targets` [B, T], the last of `samples` samples. Returns the loss before it."""
-    with autocast:
-        logits = net(inputs)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
-    loss.backward()  # type: ignore[no-untyped-call]
+    """One step with `inputs` and `targets` [B, T], the last of `samples` samples. Returns the loss before it. `weights`:
+    context in which the parameters are those that the gradient is taken at."""
+    with weights:
+        with autocast:
+            logits = net(inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
+        loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
     for optimizer in chosen:
         for group in optimizer.param_groups:
@@ -187,6 +195,40 @@ class Mean:
             yield
         finally:
             torch._foreach_copy_(self._parameters, kept)
+
+
+class Delay:
+    """Gradients of the weights of a step ago, as a pipeline without bubbles takes them: U[t], the step that the
+    optimizer takes at W[t], follows the gradient at W[t-1]. `kind` "corrected": W[t+1] = W[t] + 2 U[t] - U[t-1] (arXiv
+    2606.30634); "late": W[t+1] = W[t] + U[t]."""
+
+    def __init__(self, parameters: Sequence[Tensor], kind: str) -> None:
+        assert kind in ("late", "corrected"), kind
+        self._parameters = [parameter.data for parameter in parameters]
+        self._before = [parameter.clone() for parameter in self._parameters]
+        self._now = [parameter.clone() for parameter in self._parameters]
+        self._last = [torch.zeros_like(parameter) for parameter in self._parameters] if kind == "corrected" else []
+
+    @contextlib.contextmanager
+    def before_the_last_step(self) -> Iterator[None]:
+        """Context in which the parameters are as they were before the last step."""
+        torch._foreach_copy_(self._now, self._parameters)
+        torch._foreach_copy_(self._parameters, self._before)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._parameters, self._now)
+            torch._foreach_copy_(self._before, self._now)
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        """Correct the step that the optimizer just took."""
+        if not self._last:
+            return
+        steps = torch._foreach_sub(self._parameters, self._now)
+        torch._foreach_add_(self._parameters, steps)
+        torch._foreach_sub_(self._parameters, self._last)
+        self._last = list(steps)
 
 
 def optimizers(

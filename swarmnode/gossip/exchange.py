@@ -316,6 +316,8 @@ class Gossip:
         self._share_of_step = sys.maxsize  # the least that this replica's share of the step under way was
         # Whether it knows with whom it takes its first step, and they know of it.
         self._settled = self._share is None or (self.done > 0 and not self.weight.newcomer)
+        self._in_round = False
+        self._in_vain = False  # nothing was learned in the last round: the next one waits for all
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
         self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
         self._wake = asyncio.Event()
@@ -341,6 +343,11 @@ class Gossip:
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
         self._wake.set()
+
+    def _advance(self) -> None:
+        """Wake whoever waits for a round to end, or for this replica to leave one out."""
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
     def _due(self) -> int | None:
         """The round whose boundary is now, or None. A replica that was away is due for the newest round at once: its
@@ -395,10 +402,10 @@ class Gossip:
     async def step_begun(self, step: int) -> None:
         """Return when this replica has the weights with which microbatches of `step` are trained. Raises Busy for a
         step that is further ahead: this replica is behind."""
-        while self._share is not None and step > self.next_round:
-            if step > self._after(self.next_round):
-                raise Busy(f"this replica is before step {self.next_round}", retry_after_s=PARTNER_PATIENCE_S)
-            await self.beyond(self.done)
+        while self._share is not None and step > (due := max(self.next_round, self._next_step())):
+            if step > self._after(due):
+                raise Busy(f"this replica is before step {due}", retry_after_s=PARTNER_PATIENCE_S)
+            await self._advanced.wait()
 
     def room(self) -> int:
         """Samples that this replica trains before its next round, at most: where that is a step, more wait for it.
@@ -407,7 +414,7 @@ class Gossip:
         would have room again without being told, and the round would wait for it for ever."""
         if self._share is None:
             return sys.maxsize
-        if not self._settled:
+        if not self._settled or self._in_round:  # whoever is in it said that it is through with the step
             return 0
         self._share_of_step = min(self._share_of_step, self._own_share(self._share))
         return self._share_of_step - (self._samples_here() - self._samples_at_round)
@@ -641,7 +648,18 @@ class Gossip:
     def _called_for(self, peer: PeerId, round_index: int) -> None:
         """`peer` begins a round that has not begun here."""
         self._machine.round_of[peer] = max(round_index, self._machine.round_of.get(peer, 0))
-        self.on_progress()
+        self._on_call()
+
+    def _on_call(self) -> None:
+        """A member called: where rounds are steps, this replica may be behind it."""
+        if self._share is not None:
+            self.on_progress()
+            self._advance()
+
+    async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "exchange"."""
+        asyncio.get_running_loop().call_soon(self._on_call)
+        return await self.exchanges.serve_exchange(peer, call)
 
     async def beyond(self, round_index: int) -> None:
         """Return when a later round than `round_index` is done."""
@@ -653,8 +671,7 @@ class Gossip:
         self.exchanges.finished(round_index)
         if self._ended_here is not None:
             self._ended_here()
-        self._advanced.set()
-        self._advanced = asyncio.Event()
+        self._advance()
 
     async def _round(self, round_index: int) -> bool:
         if not meets(self._here.manifest.gossip):
@@ -669,7 +686,8 @@ class Gossip:
         if kept_out and not self.strangers.is_open(round_index):
             members = tuple([peer for peer in members if peer not in kept_out])
         self._absent = self._count_absent() + len(kept_out)
-        if self._all_meet and 2 * len(members) < len(everybody := self._gossiping() - kept_out):
+        everybody = self._gossiping() - kept_out
+        if self._all_meet and (self._in_vain or 2 * len(members) < len(everybody)):
             members = tuple(sorted(everybody))  # a few that left the others out would run ahead, or stay behind
         size = self._here.manifest.gossip.group or None
         others, reason = partners(self._here.run_id, self._here.stage, round_index, members, me, size)
@@ -685,6 +703,7 @@ class Gossip:
         if self._share is not None and self._here.stage == 0 and self._ended_here is not None:
             self._tasks.create_task(tell_step_end(self._here, round_index))
         self.fallback.drop()
+        self._in_round = True
         weight = self.weight.of(round_index)
         strangers = self.strangers.among(others)
         others_here = self._others_here
@@ -703,6 +722,7 @@ class Gossip:
         lacking = not took.met if self._of_progress else took.is_far
         self.missed = lacking and self.weight.newcomer and others_here
         learned = took.report.members > 0
+        self._in_vain = self._share is not None and not learned
         if learned or self._share is None:  # else the gradient stays for the next packet
             self._samples_before += samples
         waited = self._share is not None and loop.time() - begun >= patience_s
@@ -714,6 +734,7 @@ class Gossip:
         self._share_of_step = sys.maxsize
         if self._share is not None:
             self._on_step_end(self._share, round_index, came, trained)
+        self._in_round = False
         self._finish(round_index)
         self._ended = (loop.time(), self._here.compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)

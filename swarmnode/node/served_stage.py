@@ -263,7 +263,7 @@ class ServedStage(StageObserver):
             "opening": self._in_service(self.audits.recompute.serve_opening),
             "accusation": self._in_service(self.audits.serve_accusation),
             "recompute": self._in_service(self.audits.recompute.serve_recompute),
-            "exchange": self._of_our_line(self.gossip.exchanges.serve_exchange),
+            "exchange": self._of_our_line(self.gossip.serve_exchange),
             "butterfly": self._of_our_line(self.gossip.butterfly.serve),
             "final_delta": self._of_our_line(self.gossip.final_deltas.serve, leaves=True),
             "handover": self._inherit,
@@ -342,7 +342,7 @@ class ServedStage(StageObserver):
             self.gossip.room,
             lambda: self.gossip.next_round,
         )
-        self.gossip.feed_by(feeder.changed.set, lambda: feeder.validating)
+        self.gossip.feed_by(feeder.changed.set, lambda: feeder.spared)
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
         self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))

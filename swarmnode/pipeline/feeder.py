@@ -204,6 +204,12 @@ class Feeder:
         finally:
             self._drained.set()
 
+    @property
+    def spared(self) -> bool:
+        """Whether this feeder trains nothing while it validates: others do, and no step waits for it. Where all
+        feeders validate, they train beside it: a step of nobody's samples would teach nothing."""
+        return self.validating and self._together and len(self.swarm().feeders()) > VALIDATORS
+
     def _window(self) -> int:
         """Microbatches to keep in flight in the current stages."""
         choice = self.sizing.choose(self.swarm())
@@ -217,8 +223,7 @@ class Feeder:
         while not self.draining:
             window = self._window()
             room = self.room() - self._samples_under_way
-            spared = self.validating and self._together
-            if self._held or spared or self.under_way >= window or room <= 0:
+            if self._held or self.spared or self.under_way >= window or room <= 0:
                 await self._change()
                 continue
             piece = self._next(room)

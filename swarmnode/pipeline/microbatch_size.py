@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import meets
+from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics.name import STALENESS
 from swarmnode.model.split import stages_of
@@ -266,6 +266,13 @@ def in_network(in_flight: int, machines: float, visits: int, service_s: float, l
     return rate, count
 
 
+def step_s(microbatches: float, machines: float, visits: int, service_s: float, line_s: float) -> float:
+    """Seconds from the first forward of a numbered step to its last backward: `microbatches` each visit `visits` of
+    `machines` for `service_s` and spend `line_s` on links, and nothing of the next step is on the way behind them."""
+    behind = max(0.0, microbatches * visits / machines - 1.0)
+    return (behind + visits) * service_s + line_s
+
+
 def slowness(
     manifest: Manifest,
     speeds: Sequence[tuple[int, float]],
@@ -354,6 +361,10 @@ class MicrobatchSizer:
             rate, needed = in_network(count, machines, self._visits, self._service_s(samples), line_s)
             limits[samples] = min(limit, UNEVEN * needed)
             promised[samples] = samples * rate
+            if averages_gradients(self._manifest):
+                share = self._manifest.inner.inner_batch / feeders
+                service_s = self._service_s(samples)
+                promised[samples] = share / step_s(share / samples, machines, self._visits, service_s, line_s)
         best = self._best(promised)
         _, bound = window_limit(self._manifest, swarm.sizes, feeders, best)
         listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())

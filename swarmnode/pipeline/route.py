@@ -2,8 +2,9 @@
 
 Source: SWARM parallelism (arXiv 2301.11913, section 3.2 and appendix C): each client keeps a queue of peers ordered by
 the virtual time at which they would be free, chooses the least and charges it before the call. A share `epsilon` of
-choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 2506.10911, section 3.1). The believed
-speed of a peer is bounded by its stage's (believed_rate.py).
+choices is uniform, so that replicas mix through random routes (NoLoCo, arXiv 2506.10911, section 3.1). Where gradients
+are averaged before each step all hold equal weights: nothing is to mix, and whoever gets more than its part of a step
+holds up all. The believed speed of a peer is bounded by its stage's (believed_rate.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest, PipelineSpec
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
@@ -407,7 +409,7 @@ def routers(
     manifest: Manifest, me: PeerId, confirmed: Callable[[PeerId], int], on_ban: Callable[[], object]
 ) -> list[Router]:
     """A router per stage, for node `me`."""
-    epsilon = manifest.pipeline.epsilon
+    epsilon = 0.0 if averages_gradients(manifest) else manifest.pipeline.epsilon
     samples = manifest.inner.microbatch
     most = FASTER_MAX if manifest.pipeline.audit_share > 0.0 else math.inf  # without audits all are believed
     return [

@@ -7,7 +7,7 @@ import torch
 
 from swarmnode.manifest import Manifest
 from tests.node.test_gradient import all_step, steps
-from tests.support.village import Village, manifest, village
+from tests.support.village import Village, manifest, told, village
 
 BATCH = 8
 
@@ -59,3 +59,28 @@ async def test_a_kill_in_the_middle_of_a_step_stops_nobody() -> None:
         await here.people.pop(0).die()
         await all_step(here, 10)
         await together(here)
+
+
+async def test_two_of_a_stage_that_missed_each_other_wait_for_each_other() -> None:
+    """Each waited for the other in vain once, and from then on took its steps by itself, which teach nothing: one was
+    always past the step when the other began it."""
+    async with village(run_of(), stages=(0, 0, 0, 1, 2, 2)) as here:
+        await all_step(here, 4)
+        one, other = (person for person in here.people if person.served.stage == 2)
+        for mate, missed in ((one, other), (other, one)):
+            mate.served.gossip._lost(missed.node.me)
+        await all_step(here, 4)
+        for mate in (one, other):
+            assert told(mate, "exchange.paired")[-1]["round"] > steps(mate) - 3
+
+
+async def test_where_all_feeders_validate_no_step_is_empty() -> None:
+    run = run_of()
+    pipeline = dataclasses.replace(run.pipeline, validation_every_samples=2 * BATCH, validation_samples=64)
+    async with village(dataclasses.replace(run, pipeline=pipeline), stages=(0, 0, 1, 2)) as here:
+        await all_step(here, 4)
+        begun = [len(told(person, "exchange.paired")) for person in here.people[:2]]
+        await all_step(here, 12)
+        for person, before in zip(here.people, begun, strict=False):
+            assert told(person, "validation.done")
+            assert all(fields["samples"] for fields in told(person, "exchange.paired")[before:])

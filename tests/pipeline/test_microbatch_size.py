@@ -1,5 +1,6 @@
 """How large microbatches are: predicted from what was measured, and the same samples are fed however they travel."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
-from swarmnode.manifest import InnerSpec, LimitsSpec, Manifest, PipelineSpec
+from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, PipelineSpec
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.node.membership_handlers import probing
 from swarmnode.pipeline.microbatch_size import (
@@ -87,6 +88,18 @@ def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> Non
 
 def test_microbatches_stay_whole_where_enough_are_in_flight() -> None:
     assert sizing(run(batch=256, slots=64), CPU).choose(swarm(2, 2, 2)).samples == 8
+
+
+def test_a_numbered_step_is_cut_finer_as_nothing_fills_the_pipeline_behind_it() -> None:
+    """Four feeders of sixteen samples each, three stages: in pieces of two a fifth of a step is filling and draining,
+    in pieces of one a ninth."""
+    plain = run(batch=64, microbatch=4, slots=64)
+    steps = dataclasses.replace(plain, gossip=GossipSpec(method="gradient", codec="int8", group=0, round_samples=64))
+    rates = SampleRates({1: 0.9, 2: 0.95, 4: 1.0})
+    assert sizing(plain, rates).choose(swarm(4, 4, 4)).samples == 2
+    assert sizing(steps, rates).choose(swarm(4, 4, 4)).samples == 1
+    slow = SampleRates({1: 0.5, 2: 0.8, 4: 1.0})
+    assert sizing(steps, slow).choose(swarm(4, 4, 4)).samples > 1, "small ones cost more a sample"
 
 
 def test_lines_that_hold_all_there_may_be_in_flight_cut_nothing() -> None:
