@@ -137,7 +137,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
             return found
         inputs, targets = tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
         samples += setting.batch
-        weights = delay.before_the_last_step() if delay else contextlib.nullcontext()
+        weights = delay.before_the_last_step() if delay else None
         one_step(net, chosen, inputs, targets, samples, _autocast(task), weights)
         if delay is not None:
             delay.correct()
@@ -151,11 +151,12 @@ def one_step(
     targets: Tensor,
     samples: int,
     autocast: contextlib.AbstractContextManager[object],
-    weights: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),
+    weights: contextlib.AbstractContextManager[object] | None = None,
 ) -> Tensor:
-    """One step with `inputs` and `targets` [B, T], the last of `samples` samples. Returns the loss before it. `weights`:
-    context in which the parameters are those that the gradient is taken at."""
-    with weights:
+    """One step with `inputs` and `targets` [B, T], the last of `samples` samples. Returns the loss before it.
+
+    `weights`: context in which the parameters are those that the gradient is taken at."""
+    with weights or contextlib.nullcontext():
         with autocast:
             logits = net(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)

@@ -14,14 +14,6 @@ part of a step apart, as all are where many join at once, and keep a slow one fr
     - A replica that expects less than half of the members waits for all of them.
 (Simulated: 32 machines at home joined at once, and all met all within nine rounds in three seeds, also where they did
 not wait for one another first. Without these rules they met half of them, for ever, in steps of 11 s instead of 4.)
-
-Strangers keeps replicas that were never met out of most rounds, while most of those that a round is tried with do not
-come.
-
-Keys cost nothing: an attacker can announce hundreds of replicas that are none, and then nearly every honest replica
-draws one of them as its partner, and averages with nobody. While most of the strangers that were tried came, they are
-partners like all others. Else only rounds that a hash names, one in OPEN_EVERY, are open to them: all replicas name the
-same ones, and in the others those that have met before meet each other.
 """
 
 from __future__ import annotations
@@ -36,20 +28,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
-from typing import Any
 
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Unavailable
 from swarmnode.gossip.butterfly.driver import Butterfly, HeldRound, Meeting
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
+from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, packets_s, while_written
 from swarmnode.gossip.pairing import ALONE, partners, shuffled
 from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, least
-from swarmnode.gossip.step_end import StepEnds, tell_step_end
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.gossip.step_end import StepEnds, pass_on_step_end, tell_step_end
+from swarmnode.gossip.strangers import Strangers
+from swarmnode.ids import PeerId
 from swarmnode.manifest.gossip_compat import (
     averages_gradients,
     meeting_steps,
@@ -59,52 +52,16 @@ from swarmnode.manifest.gossip_compat import (
 )
 from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
-from swarmnode.membership.trust import FLOOD, SHARE, Trials
+from swarmnode.membership.trust import FLOOD
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, Verdict, WireTensor
-from swarmnode.remembered import Remembered
 from swarmnode.trust.acceptance import NEWCOMER, Acceptance
-from swarmnode.trust.robust import EQUAL
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
 FIRST_STEP_SHARE = 0.25  # guess: of an exchange's limit; so long a pipeline's first step may take to train
 SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
 WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
-OPEN_EVERY = round(1.0 / SHARE)  # a newcomer waits for so many rounds beside a flood, and has its share of them
-
-
-# The outer step of a round: with the packets of its partners or, where none of them is believed, with the packet of
-# another replica (fallback_partner.py).
-
-
-@dataclass(frozen=True, slots=True)
-class OuterStepResult:
-    """The end of a round: the replicas averaged with, what the outer step did, and why that was not as planned."""
-
-    met: Sequence[PeerId]
-    report: OuterReport
-    reason: str
-    fallback: bool = False  # `met` gave its packet and got none in return
-
-    def count_believed(self, came: int) -> int:
-        """Replicas whose packets were believed, of those whose packets `came` or of the one that stood in. This
-        replica's own packet, sent back, is none."""
-        mine = self.report.verdicts[: 1 if self.fallback else came]
-        return sum(verdict.keep > 0.0 and verdict.reason != EQUAL for verdict in mine)
-
-    @property
-    def is_far(self) -> bool:
-        """Whether of the way to each packet that was believed less than half was taken."""
-        return self.report.believed and all(verdict.keep < 0.5 for verdict in self.report.verdicts)
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of the event that reports the round."""
-        facts: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
-        if self.fallback:
-            facts["fallback"] = True
-        report = self.report
-        return facts | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,80 +78,6 @@ class RoundPlan:
     to_ask: Callable[[], Sequence[PeerId]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class OuterStep:
-    """Takes one replica's outer steps. Verdicts on packets are signed in the tasks of its rounds."""
-
-    here: StageContext
-    acceptance: Acceptance
-    fallback: FallbackPartner
-
-    async def take(
-        self,
-        tasks: asyncio.TaskGroup,
-        ours: OutgoingPacket,
-        came: dict[PeerId, Packet],
-        final_deltas: Sequence[Packet],
-        to_ask: Callable[[], Sequence[PeerId]] | None,
-        within_s: float,
-        reason: str,
-        *,
-        others_here: bool,
-    ) -> OuterStepResult:
-        """The outer step of the round whose boundary is marked, with the packets that `came` and `final_deltas`.
-
-        `to_ask`: the replicas to ask for a packet, within `within_s` seconds, if none of these is believed; None: there
-        are none. `reason`: what was planned for the round. `others_here`: the stage has other replicas."""
-        packets = [*came.values(), *final_deltas]
-        weight = 0.0 if others_here and not packets else ours.weight
-        met = list[PeerId]()
-        if packets or to_ask is None:
-            report, reason = await self._apply(ours, weight, packets, reason, lone=to_ask is None)
-            met = self.acceptance.judged(tasks, ours.round_index, came, report)
-            self.acceptance.record_final_deltas(final_deltas, report.verdicts[len(came) :], ours.round_index)
-            if report.believed or to_ask is None:
-                return OuterStepResult(met, report, reason)
-        if not met:  # a newcomer has nothing to give, and is a partner nevertheless
-            end_s = asyncio.get_running_loop().time() + within_s
-            for peer in to_ask():
-                packet = await self._asked(peer, ours, end_s, reason)
-                if packet is None:
-                    continue
-                report, reason = await self._apply(ours, ours.weight, [packet], reason, lone=False)
-                self.acceptance.judged(tasks, ours.round_index, {peer: packet}, report)
-                self.here.telemetry.count(name.FALLBACK_PACKETS, outcome="taken" if report.believed else "refused")
-                if report.believed:
-                    return OuterStepResult([peer], report, f"{short(peer)} stood in: {reason}", fallback=True)
-        report, _ = await self._apply(ours, weight, [], reason)
-        return OuterStepResult(met, report, reason)
-
-    async def _asked(self, peer: PeerId, ours: OutgoingPacket, end_s: float, reason: str) -> Packet | None:
-        """The packet that `peer` gives before the loop's time `end_s`, or None."""
-        left_s = end_s - asyncio.get_running_loop().time()
-        if left_s <= 0.0:
-            return None
-        try:
-            packet = await self.fallback.ask(peer, ours.round_index, ours.nbytes, left_s)
-        except (RemoteFault, Unavailable) as error:
-            why = f"no answer within {left_s:.3g} s" if isinstance(error, PeerTimeout) else str(error)
-            self.here.telemetry.count(name.FALLBACK_PACKETS, outcome="none")
-            self.here.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=False, reason=why)
-            return None
-        self.here.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=True, reason=reason)
-        return packet
-
-    async def _apply(
-        self, ours: OutgoingPacket, weight: float, packets: Sequence[Packet], reason: str, *, lone: bool = True
-    ) -> tuple[OuterReport, str]:
-        """(the report of the outer step; why the last packet was refused, `reason` where none was)."""
-        step = partial(self.here.replica.apply_in_parts, ours.round_index, weight, packets, lone=lone)
-        report = await self.here.compute.run(Priority.OUTER, 0, step)
-        for verdict in report.verdicts:
-            if verdict.keep == 0.0:
-                reason = f"packet refused ({verdict.step}): {verdict.reason}"
-        return report, reason
-
-
 def _verdict_in_pieces(held: HeldRound, peer: PeerId) -> Verdict:
     """The verdict on the packet of a member of a round in pieces."""
     if peer in held.newcomers:
@@ -202,50 +85,6 @@ def _verdict_in_pieces(held: HeldRound, peer: PeerId) -> Verdict:
     if peer in held.elsewhere:
         return Verdict(0.0, "direction", "it leads elsewhere than most")
     return Verdict(1.0, "accepted", "its pieces were averaged")
-
-
-class Strangers:
-    """The record of one replica on those it had never met when a round was tried with them."""
-
-    def __init__(self, run_id: RunId, stage: int, met: Callable[[PeerId], int]) -> None:
-        """`met`: packets of a replica that were taken here."""
-        self._run_id = run_id
-        self._stage = stage
-        self._met = met
-        self._came = Trials()
-        self._vain = Remembered[PeerId, None]()  # those that were tried in vain
-
-    def among(self, members: Iterable[PeerId]) -> list[PeerId]:
-        """The `members` that were never met."""
-        return [peer for peer in members if not self._met(peer)]
-
-    def record_try(self, came: bool, peer: PeerId | None = None) -> None:
-        """Note whether a packet of a partner, `peer`, that was never met before `came`."""
-        self._came.add(came)
-        if not came and peer is not None:
-            self._vain[peer] = None
-
-    def proven(self, peer: PeerId) -> bool:
-        """Whether many strangers were tried, most of them came, and `peer` was not tried in vain."""
-        return self._came.enough and self.come and peer not in self._vain
-
-    @property
-    def come(self) -> bool:
-        """Whether most of those that were tried lately came."""
-        return not self._came.mostly_vain
-
-    def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
-        """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is
-        known."""
-        if self.come:
-            return set()
-        others = {*members} - {me}
-        strangers = {*self.among(others)}
-        return strangers if strangers != others else set()
-
-    def is_open(self, round_index: int) -> bool:
-        """Whether strangers meet in this round in any case. By hash, so that each stride meets in open and others."""
-        return digest64("open", self._run_id, self._stage, round_index) % OPEN_EVERY == 0
 
 
 class Gossip:
@@ -317,6 +156,7 @@ class Gossip:
         # Whether it knows with whom it takes its first step, and they know of it.
         self._settled = self._share is None or (self.done > 0 and not self.weight.newcomer)
         self._in_round = False
+        self._passed_on = 0  # the last step of which a mate said that it is over
         self._in_vain = False  # nothing was learned in the last round: the next one waits for all
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
         self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
@@ -357,6 +197,8 @@ class Gossip:
             return newest if newest > self.done else None
         called = max((call.round_index for call in self._machine.waiting), default=self.butterfly.called)
         due = self._next_step()
+        if self._passed_on == due:
+            called = max(called, due)
         idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
         through = self.room() <= 0 if self._step_ends is None else self._step_wait_s(due) == 0.0
         ready = through or idle or (called > self.done and self._ended_here is None)
@@ -385,7 +227,7 @@ class Gossip:
         """Seconds until this replica of a later stage takes `step`, whichever feeder is silent."""
         if self._step_ends is None or not self._settled:
             return math.inf
-        patience_s = self._usual_step_s() * STEPS_WAITED + PARTNER_PATIENCE_S
+        patience_s = self._step_patience_s(0) + PARTNER_PATIENCE_S  # the first stage is to give a feeder up first
         return self._step_ends.wait_s(step, self._feeders(), patience_s, asyncio.get_running_loop().time())
 
     def step_ended(self, feeder: PeerId, step: int) -> None:
@@ -395,8 +237,13 @@ class Gossip:
             self.on_progress()
 
     async def serve_step_end(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "step_end"."""
-        self.step_ended(peer, call.header.step_end.step)
+        """Handler of method "step_end", of a feeder, or of a mate that has heard of all feeders."""
+        step = call.header.step_end.step
+        if any(member.peer == peer for member in self._mates()):
+            self._passed_on = step
+            self.on_progress()
+        else:
+            self.step_ended(peer, step)
         return Answer(wire.Reply(step_end=wire.StepEndTaken()))
 
     async def step_begun(self, step: int) -> None:
@@ -677,18 +524,12 @@ class Gossip:
         if not meets(self._here.manifest.gossip):
             self._finish(round_index)
             return True
-        members = self._members(round_index)
         me = self._here.me
+        members, kept_out = self._called_members(round_index)
         if self.weight.newcomer and me not in members and not self._of_progress:
             self._finish(round_index)  # over before it came: it receives the next one
             return True
-        kept_out = self.strangers.kept_out(members, me)
-        if kept_out and not self.strangers.is_open(round_index):
-            members = tuple([peer for peer in members if peer not in kept_out])
         self._absent = self._count_absent() + len(kept_out)
-        everybody = self._gossiping() - kept_out
-        if self._all_meet and (self._in_vain or 2 * len(members) < len(everybody)):
-            members = tuple(sorted(everybody))  # a few that left the others out would run ahead, or stay behind
         size = self._here.manifest.gossip.group or None
         others, reason = partners(self._here.run_id, self._here.stage, round_index, members, me, size)
         not_awaited = self._not_awaited(round_index, others) if self._all_meet else ()
@@ -700,8 +541,7 @@ class Gossip:
         between = (begun - self._ended[0], worked_s - self._ended[1])
         if trained:
             self._trained_s.append(between[0])
-        if self._share is not None and self._here.stage == 0 and self._ended_here is not None:
-            self._tasks.create_task(tell_step_end(self._here, round_index))
+        self._say_step_end(round_index)
         self.fallback.drop()
         self._in_round = True
         weight = self.weight.of(round_index)
@@ -725,9 +565,8 @@ class Gossip:
         self._in_vain = self._share is not None and not learned
         if learned or self._share is None:  # else the gradient stays for the next packet
             self._samples_before += samples
-        waited = self._share is not None and loop.time() - begun >= patience_s
-        for peer in others if waited else ():
-            if peer not in came:  # the next step does not wait for it again
+        if self._share is not None and loop.time() - begun >= patience_s:
+            for peer in {*others} - {*came}:  # the next step does not wait for it again
                 self._lost(peer)
         self.weight.on_round_end(round_index, self._samples_before)
         self._samples_at_round += trained
@@ -740,6 +579,27 @@ class Gossip:
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
         self._report(round_index, took, samples, within, between)
         return learned
+
+    def _say_step_end(self, step: int) -> None:
+        """Tell those that need to know that this feeder is through with `step`, or that all feeders are."""
+        if self._share is None:
+            return
+        if self._step_ends is None and self._ended_here is not None:
+            self._tasks.create_task(tell_step_end(self._here, step))
+        elif self._passed_on != step and self._step_wait_s(step) == 0.0:
+            know = {peer for peer, begun in self._machine.round_of.items() if begun >= step}
+            self._tasks.create_task(pass_on_step_end(self._here, step, know))
+
+    def _called_members(self, round_index: int) -> tuple[tuple[PeerId, ...], set[PeerId]]:
+        """(the members of a round, those that it leaves out because they were never met)."""
+        members = self._members(round_index)
+        kept_out = self.strangers.kept_out(members, self._here.me)
+        if kept_out and not self.strangers.is_open(round_index):
+            members = tuple([peer for peer in members if peer not in kept_out])
+        everybody = self._gossiping() - kept_out
+        if self._all_meet and (self._in_vain or 2 * len(members) < len(everybody)):
+            members = tuple(sorted(everybody))  # a few that left the others out would run ahead, or stay behind
+        return members, kept_out
 
     async def _whole(self, plan: RoundPlan) -> tuple[OuterStepResult, Collection[PeerId], float]:
         """A round of whole packets: (the outer step; whose packets came; seconds that a step waits for a member)."""

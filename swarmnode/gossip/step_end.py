@@ -3,9 +3,13 @@
 Step k of every stage is the set of microbatches that feeders stamped k. A feeder stamps one k after its own replica
 took step k-1, so nobody needs a mean of step k while microbatches of k travel, and stages cannot wait in a circle:
 
-    feeder        trains its share of step k; when all of it is back, tells the later stages, and meets its own stage
-    later stage   meets, and takes step k, once the feeders have told so
-    microbatch    of step k+1 waits at a stage until that stage took step k: all stages work with the same weights
+    feeder        trains its share of step k; when all of it is back, tells LISTENERS of each later stage, which a hash
+                  draws anew for each step, the same at all feeders, and meets its own stage
+    later stage   meets, and takes step k, once a replica has heard so of all feeders; it passes that on to its mates
+    microbatch    of step k+1 waits at a stage until that stage took step k: all stages work with the same weights. It
+                  proves to the second stage that its feeder is through with k. A later one takes the word of the stage
+                  between for that, but only after a while: so no key that a hash draws and that says nothing holds up
+                  a stage
 
 A feeder that is silent while most others are through is waited for as long as a slow member of a round, and from then
 on not until it tells again: a feeder that died, or a key that only announces itself, delays one step.
@@ -16,16 +20,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import GOSSIPING, StageContext
 from swarmnode.ports import Call
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
+LISTENERS = 4  # guess: replicas of a stage that all feeders tell; one that lives and hears all of them is enough
 FEW_WAIT = 4.0  # guess: where few feeders are through, so many times as long: most of them must have left
 
 
@@ -74,9 +79,34 @@ class StepEnds:
         return [feeder for feeder in feeders if feeder not in self._silent]
 
 
+def listeners(run_id: RunId, stage: int, step: int, members: Iterable[PeerId]) -> list[PeerId]:
+    """The `members` of a stage that feeders tell of the end of a step."""
+    return sorted(members, key=lambda peer: digest64("step_end", run_id, stage, step, peer))[:LISTENERS]
+
+
 async def tell_step_end(here: StageContext, step: int) -> None:
-    """Tell the replicas of all later stages that this feeder is through with `step`. One that cannot be reached hears
-    of it from its mates, which call it."""
+    """Tell the listeners of all later stages that this feeder is through with `step`."""
+    peers = list[PeerId]()
+    for stage in range(here.stage + 1, len(here.swarm().stages)):
+        peers += listeners(here.run_id, stage, step, gossiping(here, stage))
+    await _tell(here, step, peers)
+
+
+async def pass_on_step_end(here: StageContext, step: int, but: Collection[PeerId]) -> None:
+    """Tell the replicas of this stage that all feeders are through with `step`, but those that know. Where all are
+    listeners, all know."""
+    members = gossiping(here, here.stage)
+    if len(members) > LISTENERS:
+        await _tell(here, step, [peer for peer in members if peer != here.me and peer not in but])
+
+
+def gossiping(here: StageContext, stage: int) -> list[PeerId]:
+    """The replicas of `stage` that take part in rounds."""
+    return [member.peer for member in here.swarm().stages[stage] if member.state in GOSSIPING]
+
+
+async def _tell(here: StageContext, step: int, peers: Iterable[PeerId]) -> None:
+    """Tell `peers` of the end of `step`. One that cannot be reached hears of it from its mates."""
     call = Call(wire.Request(run_id=here.run_id, step_end=wire.StepEnd(step=step)))
 
     async def tell(peer: PeerId) -> None:
@@ -84,7 +114,5 @@ async def tell_step_end(here: StageContext, step: int) -> None:
             await here.transport.call(peer, call, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
 
     async with asyncio.TaskGroup() as tasks:
-        for members in here.swarm().stages[here.stage + 1 :]:
-            for member in members:
-                if member.state in GOSSIPING:
-                    tasks.create_task(tell(member.peer))
+        for peer in peers:
+            tasks.create_task(tell(peer))

@@ -158,7 +158,8 @@ WORDS = (
         "StepEnd",
         "step",
         "when a later stage takes its step",
-        "feeders whose microbatches were trained here; half of them",
+        "feeders whose microbatches were trained here; half of them. A mate's word begins the step, as its call for the"
+        " round would",
         "gossip/step_end.py, gossip/exchange.py",
     ),
     _of(

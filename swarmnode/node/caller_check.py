@@ -12,7 +12,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
     exchange, butterfly, commit, fallback, packet_receipt
                                                    a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
-    step_end                                       a replica of the first stage, which feeds
+    step_end                                       a replica of the first stage, which feeds; one of our own stage
     handover                                       a replica of the stage after ours, which we keep
     table                                          a replica of the other end of the pipeline
     snapshot, chunk                                any member of the run: joiners, keepers, neighbours that rebuild; and
@@ -118,7 +118,7 @@ class CallerCheck:
         if method == "accusation":
             return range(self._stages)
         if method == "step_end":
-            return (0,) if own else ()
+            return (0, own) if own else ()
         if method == "handover":
             return ((own + 1) % self._stages,)
         if method == "table":

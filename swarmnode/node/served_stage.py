@@ -12,6 +12,7 @@ from functools import partial
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import WAIT_MIN_S, Gossip
+from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
@@ -170,6 +171,7 @@ SAVE_BYTES_PER_S = 1e6  # derived: a disk that bears 300 TB lasts for ten years
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
 
 
+HEARSAY_S = PARTNER_PATIENCE_S  # guess: a feeder's own word comes in a round trip
 SPEED_SAMPLES = 32.0  # guess: a probe weighs as much as a few real microbatches
 
 
@@ -278,9 +280,12 @@ class ServedStage(StageObserver):
 
     async def _step_begun(self, process: wire.Process) -> None:
         """Wait for the weights that a training microbatch needs. One of a step proves that its feeder is through with
-        the step before: only a feeder's own call does."""
+        the step before: only a feeder's own call does. The word of a stage between is taken where nobody else told."""
+        feeder, ended = PeerId(process.feeder), process.step - self.gossip.stride
         if process.position == 1:
-            self.gossip.step_ended(PeerId(process.feeder), process.step - self.gossip.stride)
+            self.gossip.step_ended(feeder, ended)
+        elif ended > self.gossip.done:
+            asyncio.get_running_loop().call_later(HEARSAY_S, self.gossip.step_ended, feeder, ended)
         await self.gossip.step_begun(process.step)
 
     def _replicas(self) -> int:

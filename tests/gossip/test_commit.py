@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.exchange import Gossip, OuterStepResult
+from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.outer_step import OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import Refused, RemoteFault, Unavailable
 from swarmnode.gossip import fallback_partner
-from swarmnode.gossip.exchange import OuterStep, OuterStepResult
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId

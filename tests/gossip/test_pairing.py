@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.exchange import OPEN_EVERY, Strangers
 from swarmnode.gossip.pairing import groups, pairs, partners, shuffled
+from swarmnode.gossip.strangers import OPEN_EVERY, Strangers
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.trust import FLOOD
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from swarmnode.gossip import step_end
 from swarmnode.manifest import Manifest
 from tests.node.test_gradient import all_step, steps
 from tests.support.village import Village, manifest, told, village
@@ -84,3 +85,17 @@ async def test_where_all_feeders_validate_no_step_is_empty() -> None:
         for person, before in zip(here.people, begun, strict=False):
             assert told(person, "validation.done")
             assert all(fields["samples"] for fields in told(person, "exchange.paired")[before:])
+
+
+async def test_one_replica_of_a_stage_hears_of_all_feeders_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_end, "LISTENERS", 1)
+    async with village(run_of(), stages=(0, 0, 1, 1, 1, 2, 2)) as here:
+        await all_step(here, 12)
+        await together(here)
+
+
+async def test_listeners_that_say_nothing_hold_up_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a hash draws are keys of one attacker."""
+    monkeypatch.setattr(step_end, "listeners", lambda run_id, stage, step, members: [])
+    async with village(run_of(), stages=(0, 0, 1, 1, 2, 2)) as here:
+        await all_step(here, 6)
