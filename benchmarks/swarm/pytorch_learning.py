@@ -117,7 +117,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
     net.to(task.device)
     chosen = optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
     mean = Mean(list(net.parameters()))
-    delay = Delay(list(net.parameters()), setting.delay) if setting.delay else None
+    delay = Delay(list(net.parameters()), setting.delay)
     clock = _Clock()
     found: list[LossPoint] = []
     looks = looks_from(0)
@@ -137,10 +137,8 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
             return found
         inputs, targets = tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
         samples += setting.batch
-        weights = delay.before_the_last_step() if delay else None
-        one_step(net, chosen, inputs, targets, samples, _autocast(task), weights)
-        if delay is not None:
-            delay.correct()
+        one_step(net, chosen, inputs, targets, samples, _autocast(task), delay.before_the_last_step())
+        delay.correct()
         mean.see(samples)
 
 
@@ -201,11 +199,11 @@ class Mean:
 class Delay:
     """Gradients of the weights of a step ago, as a pipeline without bubbles takes them: U[t], the step that the
     optimizer takes at W[t], follows the gradient at W[t-1]. `kind` "corrected": W[t+1] = W[t] + 2 U[t] - U[t-1] (arXiv
-    2606.30634); "late": W[t+1] = W[t] + U[t]."""
+    2606.30634); "late": W[t+1] = W[t] + U[t]; "": no delay."""
 
     def __init__(self, parameters: Sequence[Tensor], kind: str) -> None:
-        assert kind in ("late", "corrected"), kind
-        self._parameters = [parameter.data for parameter in parameters]
+        assert kind in ("", "late", "corrected"), kind
+        self._parameters = [parameter.data for parameter in parameters] if kind else []
         self._before = [parameter.clone() for parameter in self._parameters]
         self._now = [parameter.clone() for parameter in self._parameters]
         self._last = [torch.zeros_like(parameter) for parameter in self._parameters] if kind == "corrected" else []
@@ -213,6 +211,9 @@ class Delay:
     @contextlib.contextmanager
     def before_the_last_step(self) -> Iterator[None]:
         """Context in which the parameters are as they were before the last step."""
+        if not self._parameters:
+            yield
+            return
         torch._foreach_copy_(self._now, self._parameters)
         torch._foreach_copy_(self._parameters, self._before)
         try:

@@ -281,7 +281,8 @@ class ServedStage(StageObserver):
     async def _step_begun(self, process: wire.Process) -> None:
         """Wait for the weights that a training microbatch needs. One of a step proves that its feeder is through with
         the step before: only a feeder's own call does. The word of a stage between is taken where nobody else told."""
-        feeder, ended = PeerId(process.feeder), process.step - self.gossip.stride
+        feeder = PeerId(process.feeder)
+        ended = process.step - self.gossip.stride
         if process.position == 1:
             self.gossip.step_ended(feeder, ended)
         elif ended > self.gossip.done:
