@@ -91,8 +91,15 @@ def bits_of(code: str) -> int:
 
 def code_nbytes(code: str, count: int) -> float:
     """Bytes of `count` numbers of a token."""
-    scales = 0 if code == "bf16" else 2 * -(-count // TILE)
-    return count * bits_of(code) / 8 + scales
+    if code == "bf16":
+        return 2.0 * count
+    scales = -(-count // TILE) if code.startswith("int") else count // tile_of(count)
+    return count * bits_of(code) / 8 + 2 * scales
+
+
+def tile_of(count: int) -> int:
+    """The size of the tiles that hadN turns: a power of two."""
+    return math.gcd(count, TILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ def coded(x: Tensor, code: str) -> Tensor:
         return whole[..., :width]
     if code.startswith("sd"):
         return _along_tokens(x, f"had{bits}")
-    tile = math.gcd(width, TILE)
+    tile = tile_of(width)
     levels, middles = normal_levels(bits)
     turned = x.reshape(*x.shape[:2], -1, tile) @ hadamard(tile)
     scale = turned.square().mean(3, keepdim=True).sqrt_().clamp_(min=SCALE_LEAST).bfloat16().float()

@@ -97,7 +97,7 @@ def test_rows_count_both_directions_against_the_base_of_the_same_seed() -> None:
     assert rows[BASE]["bytes"] == 256 and rows[BASE]["over bf16"] == 0.0
     assert rows["had2:had1"]["bytes"] == 16 + 2 + 8 + 2 and rows["learned16+had4"]["bytes"] == 2 * (8 + 2)
     assert math.isfinite(rows["had2:had1"]["spread"])
-    assert code_nbytes("had4", 192) == 96 + 6
+    assert code_nbytes("had4", 192) == 96 + 6 and code_nbytes("had4", 48) == 24 + 6  # tiles of 64 and of 16
 
 
 @pytest.mark.parametrize("wrong", ["had9", "learned+had4", "frozen16", "bf16:aq4", "learned999+had4"])
