@@ -358,6 +358,52 @@ def control_messages() -> tuple[bytes, ...]:
     return tuple(bytes([number]) + request.SerializeToString() for number, request in enumerate(asked))
 
 
+# ---- what a browser and a person give
+
+
+@quietly
+def take_question(raw: bytes) -> None:
+    from swarmnode.local.chat_page import MESSAGES_MAX, TOKENS_MAX, asked_of
+
+    asked = asked_of(raw)
+    assert 1 <= len(asked.messages) <= MESSAGES_MAX and 1 <= asked.tokens <= TOKENS_MAX
+
+
+@quietly
+def take_receipt_line(raw: bytes) -> None:
+    from swarmnode.membership.receipt import receipt_from_json
+
+    try:
+        row = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise RemoteFault("no JSON") from None
+    receipt = receipt_from_json(row)
+    assert receipt.client, "a receipt that nobody signed"
+
+
+@quietly
+def take_recipe(raw: bytes) -> None:
+    from swarmnode.local.starter import parse
+
+    parse(raw.decode(errors="replace"), "x")
+
+
+QUESTION = b'{"messages": [{"role": "user", "content": "hello"}], "tokens": 20, "temperature": 0.5, "seed": 0}'
+
+
+def receipt_lines() -> tuple[bytes, ...]:
+    from swarmnode.membership.receipt import receipt_to_json
+    from swarmnode.wire.call_pb2 import Receipt
+
+    return tuple(json.dumps(receipt_to_json(Receipt.FromString(raw))).encode() for raw in receipts())
+
+
+def recipes() -> tuple[bytes, ...]:
+    from tests.cli.test_starter import GOOD
+
+    return (GOOD.encode(),)
+
+
 @functools.cache
 def targets() -> Mapping[str, Target]:
     """All of them; seeds are made on the first call."""
@@ -379,6 +425,9 @@ def targets() -> Mapping[str, Target]:
         "control": Target(control, take_control, JSON),
         "control message": Target(control_messages(), take_control_message),
         "receipt": Target(receipts(), take_receipt),
+        "receipt line": Target(receipt_lines(), take_receipt_line, JSON),
+        "question": Target((QUESTION,), take_question, JSON),
+        "recipe": Target(recipes(), take_recipe, TOML),
         **{name: Target((seed,), quietly(take), JSON) for name, (seed, take) in FILES.items()},
     }
 

@@ -49,6 +49,9 @@ PARSERS = {
     "local/model_source.py": "signed manifest",
     "control/verb.py": "control message",
     "dashboard/totals.py": "receipt",
+    "local/contribution.py": "receipt line",
+    "local/chat_page.py": "question",
+    "local/starter.py": "recipe",
     "data/index.py": "index",
     "data/base_index.py": "base index",
     "data/base_maker.py": "safetensors header",
@@ -58,7 +61,9 @@ PARSERS = {
     **dict.fromkeys(("data/arrow_row.py", "data/input_folder.py"), OWN),
     **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "machine/receipt_store.py"), OWN),
     **dict.fromkeys(("dashboard/history.py", "dashboard/server.py", "dashboard/run_report.py"), OWN),
-    **dict.fromkeys(("recovery/archive.py", "cli/owner.py", "cli/look.py", "transport/contact.py"), OWN),
+    **dict.fromkeys(
+        ("recovery/archive.py", "cli/owner.py", "cli/look.py", "cli/quickstart.py", "transport/contact.py"), OWN
+    ),
     **dict.fromkeys(("cli/option/config_file.py", "cli/manifest.py", "api.py", "daemon/process.py"), OWN),
     **dict.fromkeys(("damaged_file.py", "daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
     **dict.fromkeys(("transport/dial_filter.py",), CHILD),
