@@ -230,7 +230,12 @@ class PipelineSpec:
         "measured: 0.002 nat beside float32 (examples/finetune-smollm2)",
     )
     boundary_rank: int = key(0, whole(0, 1 << 20), "k: dimensions of the subspace; 0 without one.", "no subspace")
-    epsilon: float = key(0.1, real(0.0, 1.0), "Share of hops routed uniformly, so that routes mix.", "guess")
+    epsilon: float = key(
+        0.1,
+        real(0.0, 1.0),
+        "Share of hops routed uniformly, so that routes mix; none where gradients are averaged before each step.",
+        "guess",
+    )
     window_max: int = key(
         64,
         whole(1, 65_536),

@@ -2,8 +2,8 @@
 
 import math
 
-from swarmnode.gossip.step_end import FEW_WAIT, StepEnds
-from swarmnode.ids import PeerId
+from swarmnode.gossip.step_end import FEW_WAIT, LISTENERS, StepEnds, listeners
+from swarmnode.ids import PeerId, RunId
 
 A, B, C, D = (PeerId(letter) for letter in "abcd")
 PATIENCE_S = 10.0
@@ -50,3 +50,13 @@ def test_a_replica_that_is_far_behind_hears_where_most_feeders_are() -> None:
         ends.heard(feeder, 40)
     assert ends.newest([A, B, C]) == 40
     assert ends.newest([]) == 0
+
+
+def test_listeners_are_few_the_same_at_all_feeders_and_others_in_each_step() -> None:
+    run = RunId("run")
+    stage = [PeerId(f"peer {number}") for number in range(91)]
+    drawn = [listeners(run, 1, step, stage) for step in range(1, 41)]
+    assert all(len({*one}) == LISTENERS for one in drawn)
+    assert drawn[7] == listeners(run, 1, 8, reversed(stage)), "in whatever order a feeder knows the members"
+    assert len({peer for one in drawn for peer in one}) > len(stage) // 2, "no key is drawn for good"
+    assert {*listeners(run, 1, 1, stage[:2])} == {*stage[:2]}, "few are all told"
