@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message
 
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, digest64
+from swarmnode.ids import PeerId, digest64, machine_of, part_id, part_of
 
 SEED_BYTES = 32
 PUBLIC_KEY_BYTES = 32
@@ -60,8 +60,12 @@ def friendly_name(peer_id: PeerId) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: PeerId) -> bytes:
-    """The 32 bytes of the Ed25519 public key inside `peer_id`. Raises RemoteFault if it holds none."""
+    """The 32 bytes of the Ed25519 public key inside `peer_id`, that of the machine for a part. Raises RemoteFault if it
+    holds none."""
     wrong = RemoteFault(f"{peer_id[:64]!r} is not an Ed25519 peer id (52 base58 characters, 12D3KooW...)")
+    if part_of(peer_id) == -1:
+        raise wrong
+    peer_id = machine_of(peer_id)
     if len(peer_id) != _PEER_ID_CHARACTERS:
         raise wrong
     number = 0
@@ -110,10 +114,12 @@ class Identity:
 
     __slots__ = ("_key", "peer_id", "public_key")
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    def __init__(self, key: Ed25519PrivateKey, stage: int | None = None) -> None:
+        """`stage`: of the part of a machine that this is; None: the machine itself."""
         self._key = key
         self.public_key = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-        self.peer_id = peer_id_of(self.public_key)
+        machine = peer_id_of(self.public_key)
+        self.peer_id = machine if stage is None else part_id(machine, stage)
 
     @classmethod
     def generate(cls) -> Identity:
@@ -125,6 +131,10 @@ class Identity:
         """The identity of a 32 byte seed. The same seed gives the same peer id (simulation, tests, key files)."""
         assert len(seed) == SEED_BYTES, f"an Ed25519 seed has 32 bytes, not {len(seed)}"
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    def part(self, stage: int) -> Identity:
+        """The identity of this machine's part for `stage`: the same key under another peer id."""
+        return Identity(self._key, stage)
 
     @property
     def seed(self) -> bytes:

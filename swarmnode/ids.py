@@ -9,10 +9,14 @@ import functools
 import hashlib
 import random
 import struct
+import sys
 from typing import NewType
 
 PeerId = NewType("PeerId", str)
-"""Base58 text of a libp2p peer id; the Ed25519 public key can be read from it."""
+"""Base58 text of a libp2p peer id; the Ed25519 public key can be read from it. A machine that serves several stages is
+several members: the further ones are parts of it (`part_id`)."""
+
+PART_MARK = ":"  # no digit of base58
 
 RunId = NewType("RunId", str)
 """SHA-256 of the canonical manifest and its owner, 64 hex digits."""
@@ -74,6 +78,27 @@ def swarm_of(run_id: RunId, cut: int) -> RunId:
 def microbatch_id(feeder: PeerId, incarnation: int, serial: int) -> MicrobatchId:
     """The id of a feeder's `serial`-th microbatch since it started (`incarnation` differs between starts)."""
     return MicrobatchId(digest("microbatch", feeder, incarnation, serial)[:MICROBATCH_ID_BYTES])
+
+
+def part_id(machine: PeerId, stage: int) -> PeerId:
+    """The peer id of the part of `machine` that serves `stage` beside the machine's own: `KEY:STAGE`. So a key is one
+    member of each stage at most, and one more that is free to choose."""
+    return PeerId(sys.intern(f"{machine}{PART_MARK}{stage}"))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def machine_of(peer: PeerId) -> PeerId:
+    """The peer id of the machine that `peer` is, or is a part of: what calls are sent to, and whose key signs."""
+    return PeerId(sys.intern(peer.partition(PART_MARK)[0]))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def part_of(peer: PeerId) -> int | None:
+    """The stage that `peer` is the part for; None if it is no part, -1 for text that no part has."""
+    _, mark, stage = peer.partition(PART_MARK)
+    if not mark:
+        return None
+    return int(stage) if stage.isascii() and stage.isdecimal() and len(stage) <= 3 and str(int(stage)) == stage else -1
 
 
 def short(peer: PeerId) -> str:

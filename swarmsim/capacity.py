@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from swarmnode.pipeline.span import share_of
+
 if TYPE_CHECKING:
     from swarmsim.sim_node import SimNode
     from swarmsim.world import World
@@ -19,11 +21,12 @@ def costs(world: World) -> list[float]:
 
 def optimum(world: World, training: Sequence[SimNode]) -> float:
     """Samples per second of the slowest stage, if each of the `training` machines did nothing but train."""
-    speeds = [0.0] * len(world.parts)
+    speeds, due = [0.0] * len(world.parts), costs(world)
     for sim_node in training:
-        if sim_node.stage is not None:
-            speeds[sim_node.stage] += sim_node.kind.flops
-    return min(speed / cost for speed, cost in zip(speeds, costs(world), strict=True))
+        stages = sim_node.stages
+        for stage in stages:
+            speeds[stage] += sim_node.kind.flops * share_of(stage, stages, due)
+    return min(speed / cost for speed, cost in zip(speeds, due, strict=True))
 
 
 def even(world: World, nodes: Sequence[SimNode]) -> float:

@@ -84,7 +84,7 @@ async def stage_lost(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """All replicas of `stage` (-1: any) die at once; their machines come back after `back_s`."""
     stages = world.scenario.manifest.pipeline.stages
     stage = spec.stage if spec.stage >= 0 else int(rng.random() * stages)
-    victims = [sim_node for sim_node in world.living() if sim_node.stage == stage]
+    victims = [p for p in world.living() if p.stage == stage or stage in p.stages]
     world.say("fault.stage_lost", *victims, of_stage=stage)
     for victim in victims:
         victim.kill()
@@ -95,7 +95,7 @@ async def stage_lost(world: World, spec: FaultSpec, rng: random.Random) -> None:
 
 async def take_away(world: World, victims: Sequence[SimNode], notice_s: float, back_s: float) -> None:
     """Notify the victims, kill them when the notice is over, and replace them."""
-    world.preempted += [PreemptionRecord.of(victim, notice_s) for victim in victims]
+    world.preempted += [record for victim in victims for record in PreemptionRecord.of(victim, notice_s)]
     if notice_s > 0.0:
         for victim in victims:
             victim.leave(notice_s)

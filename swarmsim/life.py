@@ -10,8 +10,7 @@ from collections.abc import Callable
 from swarmnode.errors import cause_of
 from swarmnode.ids import seeded
 from swarmnode.manifest.gossip_compat import meeting_steps, planned_meeting_steps
-from swarmnode.planner.plan import balanced
-from swarmnode.planner.stage_memory import fit_of
+from swarmnode.planner.plan import places
 from swarmsim import event_queue, liveness_phase
 from swarmsim.directory import DirectoryFaults
 from swarmsim.fault import FAULTS
@@ -90,9 +89,7 @@ class SimulatedLife:
         kinds = [kind for kind in self.world.scenario.fleet for _ in range(kind.count)]
         rng = seeded(self.world.seed, "gather")
         order = sorted(range(len(kinds)), key=lambda index: (rng.random(), index))
-        unable = [fit_of(self.world.scenario.manifest, kinds[index]).unable for index in order]
-        costs = [part.cost for part in self.world.parts]
-        stages = balanced([kinds[index].flops for index in order], costs, unable)
+        stages, _ = places(self.world.scenario.manifest, [kinds[index] for index in order])
         for index, stage in zip(order, stages, strict=True):
             placed = stage if self.world.scenario.placement == "balanced" else None
             self.world.join(kinds[index], placed if kinds[index].stage is None else kinds[index].stage)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from swarmnode.ids import machine_of
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.planner.geography import Nat
@@ -83,9 +84,9 @@ def _bans(world: World, outcome: Outcome) -> None:
     for sim_node in world.nodes:
         if not sim_node.training or sim_node.node is None:
             continue
-        for router in sim_node.node.presence.routers:
+        for router in (router for node in sim_node.nodes for router in node.presence.routers):
             for peer in router.overdue(now - UNBAN_S):
-                if (label := honest.get(peer)) is not None:
+                if (label := honest.get(machine_of(peer))) is not None:
                     banned += 1
                     world.laws.breaks("no honest peer is banned", f"{label} by {sim_node.label}", label, sim_node.label)
     outcome.demands["banned"] = banned
@@ -106,7 +107,7 @@ def _counts(world: World) -> None:
 def _spread(world: World, outcome: Outcome) -> None:
     """Check that the slow weights of each stage's replicas are close to each other."""
     for stage in range(len(world.parts)):
-        replicas = [(p, p.replica.inner) for p in world.nodes if p.training and p.stage == stage and p.replica]
+        replicas = [(p, p.replicas[stage].inner) for p in world.nodes if stage in p.stages and stage in p.replicas]
         fakes: list[tuple[SimNode, FakeReplica]] = [(p, r) for p, r in replicas if isinstance(r, FakeReplica)]
         if len(fakes) < 2 or not meets(world.scenario.manifest.gossip):
             continue

@@ -152,6 +152,7 @@ class Network:
         self.happened: Counter[str] = Counter()
         """Faults of messages so far, by kind."""
         self.sent: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()  # made from machine to machine, by method
         """Bytes sent by all nodes, by method."""
         self._rng = rng
         self.transports: dict[NetworkPort, Any] = {}  # of each plug; set by transport.py

@@ -45,6 +45,7 @@ class RunTotals:
     lone: float = 0.0
     recoveries: float = 0.0
     moves: int = 0
+    hops: int = 0  # calls that took microbatches from machine to machine
     bytes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -68,6 +69,7 @@ class RunTotals:
             lone=total(name.EXCHANGES, "lone"),
             recoveries=total(name.RECOVERIES, "replica"),
             moves=world.trace.by_event["stage.moved"],
+            hops=world.network.calls["process"],
             bytes=dict(sorted(nbytes.items())),
         )
 
@@ -96,7 +98,7 @@ class CurvePoint:
         alive = [sim_node for sim_node in world.nodes if sim_node.alive]
         states = [sim_node.state for sim_node in alive]
         training = [p for p, state in zip(alive, states, strict=True) if state == record_pb2.NODE_STATE_TRAINING]
-        stages = Counter(sim_node.stage for sim_node in training)
+        stages = Counter(stage for sim_node in alive for stage in sim_node.stages)
         return cls(
             at_s=world.loop.time(),
             samples=sums.samples,
@@ -159,6 +161,12 @@ class Outcome:
         """The same over all living machines, each where it was needed."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
 
+    @property
+    def machines_visited(self) -> float:
+        """Machines that a microbatch came to, its feeder's own among them, in the mean over all that were done; those
+        that were asked again count again."""
+        return 1.0 + self.total.hops / self.total.done if self.total.done else 0.0
+
     def meets_every_steps(self, since_s: float = 0.0) -> float:
         """Inner steps between two meetings of a training replica about the same weights, in the mean from `since_s` to
         the end of the storm; 0: they did not meet."""
@@ -216,6 +224,7 @@ class Outcome:
         found["share_training"] = self.share_training
         found["share_even"] = self.share_even
         found["meets_every_steps"] = self.meets_every_steps()
+        found["machines_visited"] = self.machines_visited
         found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
         return cast(dict[str, Any], _finite(found))
 

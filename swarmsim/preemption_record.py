@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarmnode.node.node import Node
+    from swarmnode.node.span import PartNode
     from swarmsim.sim_node import SimNode
 
 
@@ -15,16 +15,18 @@ class PreemptionRecord:
     """State at the moment of the notice: microbatches held, and samples learnt since the last round."""
 
     notice_s: float
-    node: Node | None
+    node: PartNode | None
     held: int
     unsent: int
 
     @classmethod
-    def of(cls, sim_node: SimNode, notice_s: float) -> PreemptionRecord:
-        served = sim_node.node.served if sim_node.node is not None and sim_node.alive else None
-        if served is None:
-            return cls(notice_s, None, 0, 0)
-        return cls(notice_s, sim_node.node, served.held_work.held, served.gossip.unsent)
+    def of(cls, sim_node: SimNode, notice_s: float) -> list[PreemptionRecord]:
+        """A record for each stage that the machine serves; one of nothing where it serves none."""
+        served = [(node, node.served) for node in sim_node.nodes if sim_node.alive]
+        found = [
+            cls(notice_s, node, here.held_work.held, here.gossip.unsent) for node, here in served if here is not None
+        ]
+        return found or [cls(notice_s, None, 0, 0)]
 
     @property
     def finished(self) -> int:

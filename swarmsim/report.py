@@ -82,6 +82,7 @@ def _work_rows(outcome: Outcome) -> list[tuple[str, str]]:
                 f"{total.duplicate:,.0f} duplicate, {total.recomputed:,.0f} tapes recomputed"
             ),
         ),
+        ("machines that a microbatch visits", f"{outcome.machines_visited:.1f}"),
         ("inner steps between forward and backward", shares_text(total.staleness)),
         ("gradients added by a second replica of a stage", f"{outcome.doubled:,}"),
         (

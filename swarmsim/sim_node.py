@@ -15,10 +15,12 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import GRACE_S, Notice, NoticeKind, Notices
+from swarmnode.node.shared_transport import SharedTransport
+from swarmnode.node.span import PartNode, SpanPorts
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.stage_memory import fit_of
+from swarmnode.planner.stage_memory import blocks_of, fit_of
 from swarmnode.ports import Replica
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.donor import DonorLimits
@@ -84,6 +86,7 @@ class SimNode:
         self.label = f"n{number}"
         self.identity = Identity.of_seed(digest("node", world.seed, number))
         self.disk = Disk(DISK_BYTES)
+        self.part_disks: dict[int, Disk] = {}
         self.clock = SkewedClock(world.loop)
         self.lives = 0
         self.alive = False
@@ -92,7 +95,7 @@ class SimNode:
         self.killed = False
         self.liar = ""
         self.node: Node | None = None
-        self.replica: MeteredReplica | None = None
+        self.replicas: dict[int, MeteredReplica] = {}  # by stage; those made last
         self.task: asyncio.Task[None] | None = None
         self.machine: SimMachine | None = None
         self.transport: SimTransport | None = None
@@ -126,14 +129,16 @@ class SimNode:
         self.machine = SimMachine(kind.flops, world.scenario.memory_gbps * 1e9, meter, rng, world.scenario.noise)
         MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
         directory = SimDirectory(world.dht, self.plug)
+        self.replicas = {}
+        shared = SharedTransport(self.transport)
         ports = NodePorts(
-            transport=self.transport,
+            transport=shared.member(self.identity.peer_id),
             directory=directory,
             compute=self.machine,
             clock=self.clock,
             telemetry=ear,
             identity=self.identity,
-            replica=lambda manifest, stage: self._make(stage, meter),
+            replica=lambda manifest, stage: self._make(stage, meter, self.stage),
             samples=world.samples,
             probe=_probe,
             save=self._save,
@@ -142,12 +147,32 @@ class SimNode:
             donating=_donating(world.scenario.state_share),
             unable=fit_of(world.scenario.manifest, kind).unable,
         )
-        self.node = Node(world.scenario.manifest, world.run_id, ports)
+        blocks = blocks_of(world.scenario.manifest, kind)
+
+        def part(stage: int) -> Node:
+            own = self.identity.part(stage)
+            its = replace(
+                ports,
+                transport=shared.member(own.peer_id),
+                identity=own,
+                replica=lambda manifest, at: self._make(at, meter, stage),
+                saving=world.saving(self._disk(stage)),
+            )
+            return Node(world.scenario.manifest, world.run_id, its)
+
+        self.node = Node(world.scenario.manifest, world.run_id, ports, spans=SpanPorts(blocks.__getitem__, part))
         self.task = world.loop.create_task(self._live(self.node, directory, stage), name=self.label, context=context)
 
-    def _make(self, stage: int, meter: Meter) -> Replica:
-        self.replica = self.world.replica(stage, self, meter)
-        return self.replica
+    def _disk(self, stage: int) -> Disk:
+        """The disk that this machine's part for `stage` saves its states on, in all its lives."""
+        return self.part_disks.setdefault(stage, Disk(DISK_BYTES))
+
+    def _make(self, stage: int, meter: Meter, own: int | None) -> Replica:
+        """A replica of `stage`, kept if it is that of the node's `own` stage: others are made to judge answers."""
+        made = self.world.replica(stage, self, meter)
+        if stage == own:
+            self.replicas[stage] = made
+        return made
 
     async def _live(self, node: Node, directory: SimDirectory, stage: int | None) -> None:
         """Run the daemon's main coroutine; its end is the end of the process."""
@@ -215,17 +240,29 @@ class SimNode:
 
     @property
     def training(self) -> bool:
-        return self.state == record_pb2.NODE_STATE_TRAINING
+        """Whether it trains at each stage that it serves."""
+        return self.state == record_pb2.NODE_STATE_TRAINING and len(self.stages) == len(self.nodes)
 
     @property
     def stage(self) -> int | None:
         return self.node.stage if self.node is not None else None
 
     @property
+    def nodes(self) -> list[PartNode]:
+        """Its node, and those of its parts; none before it started."""
+        return [] if self.node is None else [self.node, *self.node.parts.values()]
+
+    @property
+    def stages(self) -> list[int]:
+        """The stages at which it trains."""
+        training = [node for node in self.nodes if self.alive and node.state == record_pb2.NODE_STATE_TRAINING]
+        return [node.stage for node in training if node.stage is not None]
+
+    @property
     def round_done(self) -> int | None:
         """The last round in the weights that it serves; None: it serves none."""
-        served = None if self.node is None else self.node.served
-        return served.gossip.done if served is not None and self.training else None
+        served = [node.served.gossip.done for node in self.nodes if node.served is not None]
+        return min(served) if served and self.training else None
 
     def check(self) -> None:
         """Check the laws of bounded queues."""
@@ -234,9 +271,8 @@ class SimNode:
         if not self.alive or node is None or self.machine is None or self.transport is None:
             return
         places = self.world.scenario.manifest.limits.in_flight_max
-        backlog = None if node.served is None else node.served.backlog
-        if backlog is not None:
-            for position, count in backlog.slots.taken.items():
+        for served in (node.served for node in self.nodes):
+            for position, count in () if served is None else served.backlog.slots.taken.items():
                 laws.bound(self.label, f"microbatches held at position {position}", count, places)
         laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
 

@@ -194,6 +194,7 @@ class SimTransport:
         else:
             nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(method, tensors)
             self._sent(method, nbytes)
+            self._network.calls[method] += 1
             conversation = SimCall(self, plug, method, raw, tensors, nbytes, reply)
             if self._leaves(conversation, plug, reply):
                 self._send(conversation, sent)

@@ -12,7 +12,7 @@ from typing import Any
 
 from swarmnode.errors import DataError
 from swarmnode.gossip import pairing
-from swarmnode.ids import RunId, digest, seeded
+from swarmnode.ids import PeerId, RunId, digest, machine_of, seeded
 from swarmnode.membership.record import remember
 from swarmnode.membership.run_progress import AHEAD_PERIODS
 from swarmnode.metrics import name
@@ -186,7 +186,8 @@ class World:
         for p in living.values():
             assert p.node is not None
             here = p.node.presence.peer_table.swarm().members()
-            known = {p.label, *(living[member.peer].label for member in here if member.peer in living)}
+            machines = {machine_of(member.peer) for member in here}
+            known = {p.label, *(living[machine].label for machine in machines if machine in living)}
             joined = [part for part in parts if part & known]
             parts = [part for part in parts if not part & known]
             parts.append(known.union(*joined))
@@ -200,19 +201,17 @@ class World:
         """Whether the loss of `victim` and `also` can be recovered: its stage keeps a replica, or, if the run rebuilds
         stages, both neighbouring stages do (in a ring: the last keeps what is needed to rebuild the first). Only
         `stage_lost` strikes harder."""
-        stage = victim.stage
         stages = self.scenario.manifest.pipeline.stages
-        if stage is None:
-            return True
         others = [p for p in self.living() if p.training and p is not victim and p not in also]
         # No node can fetch a state from one that cannot be dialled (simulated: everything, seed 104).
         able = [p for p in others if p.kind.address.nat is not Nat.UNREACHABLE and not self.loop.frozen(p.label)]
-        served = {sim_node.stage for sim_node in able}
-        beside = {(stage - 1) % stages, (stage + 1) % stages}
-        rebuilds = self.scenario.manifest.recovery.method != "none" and beside <= served - {stage}
-        if stage not in served and not rebuilds:
-            self.struck["spared"] += 1
-            return False
+        served = {stage for sim_node in able for stage in sim_node.stages}
+        own = [] if victim.stage is None else [victim.stage]
+        for stage in {*own, *victim.stages} - served:
+            beside = {(stage - 1) % stages, (stage + 1) % stages}
+            if self.scenario.manifest.recovery.method == "none" or not beside <= served:
+                self.struck["spared"] += 1
+                return False
         return True
 
     def say(self, event: str, *victims: SimNode, **fields: object) -> None:
@@ -274,7 +273,8 @@ class World:
         self.laws.commit_unsure(label, int(str(fields["round"])))
 
     def _left_out(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
-        others = [sim_node.label for sim_node in self.nodes if sim_node.identity.peer_id == fields["peer"]]
+        machine = machine_of(PeerId(str(fields["peer"])))
+        others = [sim_node.label for sim_node in self.nodes if sim_node.identity.peer_id == machine]
         self.laws.left_out(label, others[0], str(fields["reason"]))
 
     def _banned(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
@@ -315,15 +315,16 @@ class World:
 
     def check_learned(self) -> None:
         """Check that what is counted was learned, except what feeders are to train again, and a few rounds."""
-        nodes = [p for p in self.nodes if p.training and p.node is not None and p.replica is not None]
+        nodes = [p for p in self.nodes if p.training and p.node is not None]
         if not nodes:
             return
         counted = max(p.node.presence.progress.total for p in nodes if p.node is not None)
-        owed = sum(p.node.presence.run_progress.owed for p in nodes if p.node is not None)
+        owed = sum(node.presence.run_progress.owed for p in nodes for node in p.nodes)
         stages: dict[int, list[int]] = {}
         for p in nodes:
-            if p.stage is not None and p.replica is not None:
-                stages.setdefault(p.stage, []).append(p.replica.number)
+            for stage in p.stages:
+                if stage in p.replicas:
+                    stages.setdefault(stage, []).append(p.replicas[stage].number)
         self.laws.in_weights(counted - owed, stages, LOST_ROUNDS * self.scenario.manifest.gossip.round_samples)
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
@@ -339,8 +340,8 @@ class World:
         """Training nodes, by stage."""
         counts = [0] * len(self.parts)
         for sim_node in self.nodes:
-            if sim_node.training and sim_node.stage is not None:
-                counts[sim_node.stage] += 1
+            for stage in sim_node.stages:
+                counts[stage] += 1
         return counts
 
     def samples_done(self) -> float:

@@ -141,6 +141,9 @@ BY_FIELD: Mapping[str, Bound] = {
     "Record.unable": number(
         STAGES_MAX - 1, "", "guess: a node that fits few of more than 64 stages moves to none", many=64
     ),
+    "Record.span": number(STAGES_MAX, "stages", "manifest: pipeline.stages"),
+    "Request.to_part": number(STAGES_MAX, "", "a stage and 1"),
+    "Request.from_part": number(STAGES_MAX, "", "a stage and 1"),
     "Record.stretch": number(20, "", "membership/record.py: STRETCH_MAX"),
     "Record.data_digest": opaque(8, "the first bytes of a digest"),
     "SignedRecord.record": opaque(1280, "a record is small; checked by itself"),

@@ -23,6 +23,7 @@ from swarmnode.cli.option.param import (
     NETWORK_OPTIONS,
     RUN,
     STAGE,
+    STAGE_COUNT,
     URL,
     limit_options,
     notify_option,
@@ -207,6 +208,11 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
 @click.option("--run", "run", type=RUN, help="With BOOTSTRAP: run id (64 hex digits), or the path of manifest.signed.")
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
 @click.option("--stage", type=STAGE, help="Stage to serve.  [default: the one that needs it most]")
+@click.option(
+    "--stages-max",
+    type=STAGE_COUNT,
+    help="Most stages to serve at once.  [default: as many as memory holds and the run lets one machine serve]",
+)
 @click.option(
     "--role",
     type=click.Choice([role.value for role in NodeRole]),

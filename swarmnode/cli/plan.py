@@ -61,7 +61,7 @@ def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[st
 
     cells = [
         name,
-        str(row.manifest.pipeline.stages),
+        _stages(row),
         boundary_name(row.manifest),
         str(row.manifest.inner.microbatch),
         str(row.manifest.gossip.round_samples),
@@ -77,6 +77,12 @@ def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[st
         cells += [f"{row.plan.per_hour:,.2f}", f"{row.plan.tokens_per_money:,.0f}"]
         cells.append(f"{len(row.fleet)} of {len(row.fleet) + len(row.left_out)}")
     return cells
+
+
+def _stages(row: Candidate) -> str:
+    """`16`, or `16 in 6.8 hops` where machines serve several."""
+    stages, hops = row.manifest.pipeline.stages, row.plan.hops
+    return str(stages) if row.manifest.pipeline.span_max == 1 else f"{stages} in {hops:.1f} hops"
 
 
 def boundary_name(manifest: Manifest) -> str:
@@ -156,6 +162,8 @@ def _object(row: Candidate, tokens: float) -> dict[str, Any]:
     pipeline = row.manifest.pipeline
     return {
         "stages": pipeline.stages,
+        "span_max": pipeline.span_max,
+        "hops": row.plan.hops,
         "boundary": pipeline.boundary,
         "boundary_rank": pipeline.boundary_rank,
         "microbatch": row.manifest.inner.microbatch,
@@ -340,6 +348,12 @@ def _table(found: Plan, tokens: float, *, cards: bool) -> None:
     console.print(
         f"up and memory: of each node; {memory}kept a day: odds that the stage does not die out\n", highlight=False
     )
+    if found.hops < len(found.stages):
+        console.print(
+            f"machines serve what their memory holds: a microbatch visits {found.hops:.1f} of them on its way through"
+            f" {len(found.stages)} stages",
+            highlight=False,
+        )
     for line in found.idle:
         console.print(f"idle: {line}", highlight=False)
     console.print(

@@ -17,7 +17,7 @@ from swarmnode.daemon.current_settings import manifest_now, settings_now
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.data.corpus import Corpus
 from swarmnode.errors import RemoteFault, Unavailable, UsageError
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, machine_of
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
@@ -340,7 +340,8 @@ class ControlApi:
         """Measure the connection to peers, and ask whether they can reach us (public, local, relayed, private)."""
         transport = self.process.transport
         members = [] if self._node is None else list(self._node.presence.peer_table.swarm().members())
-        known = {member.peer: member.stage for member in members if member.peer != transport.peer_id}
+        known = {machine_of(member.peer): member.stage for member in members}
+        known.pop(transport.peer_id, None)
         known |= {peer: 0 for peer, _ in parse_bootstraps(self._options.bootstrap)}
         async with asyncio.TaskGroup() as tasks:
             peers = list(known.items())[:EXAMINED_MAX]

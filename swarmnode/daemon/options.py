@@ -99,6 +99,7 @@ class NodeOptions:
     base: Path | None = None
     allow_private_addresses: bool = False
     role: NodeRole = NodeRole.ANY
+    stages_max: int | None = None  # served at once; None: as the run's pipeline.span_max has it
     resume: str = ""
     resume_other: bool = False
     notice: str = "none"

@@ -50,7 +50,7 @@ from swarmnode.errors import (
     Unavailable,
     cause_of,
 )
-from swarmnode.ids import PeerId, seeded
+from swarmnode.ids import PeerId, machine_of, part_id, seeded
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.device_pace import device_pace
@@ -70,7 +70,10 @@ from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import NoticeKind, Notices, of_signal
 from swarmnode.node.regulator import Regulator, Sense
 from swarmnode.node.report import ReceiptExchange
+from swarmnode.node.shared_transport import SharedTransport
+from swarmnode.node.span import PartTelemetry, SpanPorts
 from swarmnode.pipeline.microbatch_size import Host
+from swarmnode.pipeline.span import block_around
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
@@ -155,7 +158,8 @@ def host_of(device: str, compute: ThreadCompute) -> Host:
 def _known(process: DaemonContext, node: Node | None) -> list[PeerId]:
     """Bootstraps, and the members that this node knows."""
     members = () if node is None else node.presence.peer_table.swarm().members()
-    return [*(peer for peer, _ in parse_bootstraps(process.options.bootstrap)), *(member.peer for member in members)]
+    machines = dict.fromkeys(machine_of(member.peer) for member in members)
+    return [*(peer for peer, _ in parse_bootstraps(process.options.bootstrap)), *machines]
 
 
 async def stay_permitted(process: DaemonContext, node: Node | None, notices: Notices) -> None:
@@ -420,7 +424,7 @@ def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iter
     directory = process.directory
     telemetry = process.telemetry
     clock = process.clock
-    moved = (lambda now: None) if node is None else (lambda now: node.presence.note(addresses=tuple(now)))
+    moved = (lambda now: None) if node is None else (lambda now: node.presence.note_of_machine(addresses=tuple(now)))
     yield transport.wait_failed()
     yield Supervisor().attend(lambda: telemetry.readiness()[1])
     yield keep_current(transport, directory.contacts, process.options.home, moved)
@@ -439,10 +443,20 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
     node = _node(process, await _saving(process), compute, text, base)
     if process.options.device_flops:
         compute.pace = device_pace(process.manifest, process.options.device_flops, lambda: node.stage)
-    works = node.presence.run_progress.clock.history.times.__contains__
+    works = partial(_works, node)
     process.transport.prefer(works)
     process.directory.prefer(works, lambda: node.presence.doubtful)
     return node, compute
+
+
+def _works(node: Node, peer: PeerId) -> bool:
+    """Whether `peer`, or a part of it, was seen at work by one of this machine's nodes."""
+    seen = [one.presence.run_progress.clock.history.times for one in (node, *node.parts.values())]
+    ids = [peer]
+    if node.spans:
+        machine = machine_of(peer)
+        ids += [machine, *(part_id(machine, stage) for stage in range(len(node.presence.routers)))]
+    return any(one in times for times in seen for one in ids)
 
 
 async def _saving(process: DaemonContext) -> CheckpointOptions:
@@ -478,21 +492,22 @@ def _node(
     fast = autocasts(options.device, options.precision)
     assert process.fit is not None, "a bootstrap is no node"
     identity = key_file.load(options.home / KEY_FILE)
+    shared = SharedTransport(process.transport)
+    make = partial(
+        TorchReplica,
+        device=options.device,
+        autocast=fast,
+        optimizer_state=process.fit.mode.optimizer_state,
+        draw=False,
+    )
     world = NodePorts(
-        transport=process.transport,
+        transport=shared.member(identity.peer_id),
         directory=process.directory,
         compute=compute,
         clock=process.clock,
         telemetry=telemetry,
         identity=identity,
-        replica=partial(
-            TorchReplica,
-            device=options.device,
-            autocast=fast,
-            sender=process.transport.peer_id,
-            optimizer_state=process.fit.mode.optimizer_state,
-            draw=False,
-        ),
+        replica=partial(make, sender=identity.peer_id),
         samples=partial(_samples, process),
         probe=membership_handlers.forward,
         save=partial(_save, process, compute),
@@ -507,7 +522,29 @@ def _node(
         data=text,
         base=base,
     )
-    return Node(manifest, process.run_id, world, process.cut)
+
+    def part(stage: int) -> Node:
+        own = identity.part(stage)
+        ports = replace(
+            world,
+            transport=shared.member(own.peer_id),
+            telemetry=PartTelemetry(telemetry),
+            identity=own,
+            replica=partial(make, sender=own.peer_id),
+            saving=replace(saving, home=FolderStore(options.home / f"saved-{stage}")),
+        )
+        return Node(manifest, process.run_id, ports, process.cut)
+
+    spans = SpanPorts(partial(_block, process), part) if manifest.pipeline.span_max > 1 else None
+    return Node(manifest, process.run_id, world, process.cut, spans)
+
+
+def _block(process: DaemonContext, stage: int) -> range:
+    """The stages that this machine serves where it serves `stage`: all around it that its memory holds."""
+    assert process.fit is not None, "a bootstrap is no node"
+    pipeline, options = process.manifest.pipeline, process.options
+    most = min(pipeline.span_max, options.stages_max or pipeline.span_max)
+    return block_around(stage, pipeline.stages, most, process.fit.holds)
 
 
 def _samples(process: DaemonContext) -> CorpusSamples:

@@ -18,7 +18,7 @@ from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, TimelineEntry, sentence
 from swarmnode.dashboard.totals import CREDITED, KEYS, Contribution, Ledger, counts_of
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import friendly_name
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, machine_of, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics.event import LEVELS
@@ -123,7 +123,7 @@ class NodeView:
 
     @property
     def label(self) -> str:
-        return self.name or friendly_name(self.peer)
+        return self.name or friendly_name(machine_of(self.peer))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from swarmnode.dashboard.history import History, history_path
 from swarmnode.dashboard.run_report import run_report, write_report
 from swarmnode.dashboard.server import DashboardServer
 from swarmnode.errors import Busy, RemoteFault, Unavailable, cause_of
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, part_of
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
@@ -196,7 +196,8 @@ class Collector:
         while True:
             allowed = min(float(ASKING_MAX), allowed + REPORTS_PER_S * TICK_S)
             free = min(int(allowed), ASKING_MAX - len(self._asking))
-            waiting = (node for node in self._board.nodes.values() if node.peer not in self._asking)
+            machines = (node for node in self._board.nodes.values() if part_of(node.peer) is None)
+            waiting = (node for node in machines if node.peer not in self._asking)
             for node in due(waiting, self._asked, loop.time(), free, least_s):
                 allowed -= 1.0
                 self._asking.add(node.peer)

@@ -11,7 +11,7 @@ from swarmnode.dashboard.alarm import Health, parties
 from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, machine_of
 from swarmnode.machine.sensors import local_time
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.manifest.gossip_compat import planned_meeting_steps
@@ -83,7 +83,7 @@ def summary(board: Board, now_s: float) -> Json:
         "loss_validation_first": None if first is None else rounded(board.validations[first][1]),
         "round": board.round_last(),
         "amendments": board.amendments(board.samples // manifest.gossip.round_samples),
-        "nodes": len(living),
+        "nodes": len({machine_of(node.peer) for node in living}),
         "serving": sum(node.serving and node.stage < manifest.pipeline.stages for node in living),
         "replicas": replicas(board),
         "asleep": [

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swarmnode.daemon.ready_file import page_here
 from swarmnode.dashboard.alarm import more_of
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, machine_of, short
 from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
 from swarmnode.machine.sensors import local_time
@@ -172,14 +172,21 @@ def meetings_text(steps: float, planned: float) -> str:
 
 
 def stage_strip(status: StatusReply) -> Text:
-    """The pipeline, a sign for each stage: ■ served, □ empty, in brackets and lit the one that is ours."""
+    """The pipeline, a sign for each stage: ■ served, □ empty, in brackets and lit those that are ours."""
     empty = set(empty_stages(status))
     strip = Text()
+    ours = our_stages(status)
     for stage in range(status.stages):
-        mine = stage == status.stage and status.state
+        mine = stage in ours and status.state
         sign = "□" if stage in empty else "■"
         strip.append(f"[{sign}]" if mine else f" {sign} ", style="bold green" if mine else "red" * (stage in empty))
     return strip
+
+
+def our_stages(status: StatusReply) -> range:
+    """The stages that this machine serves: its node's own, and those of its parts, which follow each other."""
+    parts = [peer.stage for peer in status.peers if machine_of(PeerId(peer.peer_id)) == status.peer_id]
+    return range(min([status.stage, *parts]), max([status.stage, *parts]) + 1)
 
 
 def empty_stages(status: StatusReply) -> list[int]:
@@ -213,7 +220,9 @@ def headline(status: StatusReply) -> str:
     asleep = sleepers(status)
     missing = [stage for stage in empty_stages(status) if stage != status.stage and stage not in asleep]
     state = "" if status.state == NODE_STATE_TRAINING else f", {STATE_WORDS.get(status.state, '')}"
-    words = f"stage {of_stages(status)}{state}"
+    ours = our_stages(status)
+    place = f"stage {of_stages(status)}" if len(ours) == 1 else f"stages {ours[0]} to {ours[-1]} of {status.stages}"
+    words = f"{place}{state}"
     words += "".join(f"; stage {stage} sleeps {until}" for stage, until in asleep.items())
     if missing:
         return f"{words}; waiting for {more_of('machine', len(missing))}"

@@ -16,11 +16,13 @@ from swarmnode.model.memory_budget import (
     MemoryNeed,
     Passes,
     memory_need,
+    need_together,
     passes_in,
     repeated_forwards,
 )
 from swarmnode.model.section import OPTIMIZER_STATES as STATES
 from swarmnode.model.split import StageLayers, stages_of
+from swarmnode.pipeline.span import within
 
 # Memory available to a replica on this machine, on its device and on the host: the least of what the device, the
 # system, the container and the user allow.
@@ -149,6 +151,12 @@ class StageFit:
     mode: ComputeMode
     passes: tuple[Passes, ...] = ()
     repeated: tuple[int, ...] = ()
+
+    def holds(self, block: range) -> bool:
+        """Whether the machine's memory holds all stages of `block` at once, as each is served alone."""
+        if not within(block, self.unable):
+            return False
+        return self.memory.shortage(need_together([self.needed[stage] for stage in block])) is None
 
 
 def stage_fit(manifest: Manifest, memory: MachineMemory, *, has_data: bool, mode: ComputeMode = CPU) -> StageFit:

@@ -230,6 +230,12 @@ class PipelineSpec:
         "measured: 0.002 nat beside float32 (examples/finetune-smollm2)",
     )
     boundary_rank: int = key(0, whole(0, 1 << 20), "k: dimensions of the subspace; 0 without one.", "no subspace")
+    span_max: int = key(
+        1,
+        whole(1, LAYERS_MAX),
+        "Consecutive stages that one machine serves, if its memory holds them: microbatches pass them in one hop.",
+        "every machine bears one; init writes more where the fleet gains by it",
+    )
     epsilon: float = key(
         0.1,
         real(0.0, 1.0),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode import __version__, bounds
 from swarmnode.errors import Forbidden, RemoteFault
-from swarmnode.ids import PeerId, digest
+from swarmnode.ids import PeerId, digest, machine_of
 from swarmnode.membership.access import (
     ACCESS_LIST_BYTES_MAX,
     GRANT_NAME_BYTES,
@@ -49,7 +49,9 @@ class Admission:
         self._machines: dict[bytes, set[PeerId]] = {}
 
     def judge(self, peer: PeerId, shown: wire.Pass | None = None) -> tuple[bool, str]:
-        """Whether `peer` may take part, and the reason. `shown` None: the last pass it showed."""
+        """Whether `peer` may take part, and the reason. `shown` None: the last pass it showed. A machine
+        has one pass for all stages that it serves."""
+        peer = machine_of(peer)
         fresh = shown is not None and shown.HasField("grant")
         if not fresh:
             shown = self._passes.get(peer)
@@ -72,7 +74,7 @@ class Admission:
 
     def refusal(self, peer: PeerId, reason: str) -> Forbidden:
         """The refusal for `peer`. If the owner's list excludes it, the signed list is attached as evidence."""
-        access_list = self.rules.access_list
+        access_list, peer = self.rules.access_list, machine_of(peer)
         shown = self._passes.get(peer)
         listed = peer in access_list.banned or (shown is not None and grant_name(shown.grant) in access_list.revoked)
         return Forbidden(reason, self.signed.SerializeToString() if listed and self.signed is not None else b"")

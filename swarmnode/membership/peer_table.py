@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Container, Iterator, Sequence
 
-from swarmnode.ids import PeerId, rank
+from swarmnode.ids import PeerId, machine_of, rank
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.wire import record_pb2 as wire
 
@@ -30,7 +30,7 @@ class PeerTable:
         self._crowd_max = crowd_max
         self._own: int | None = None
         self._seen_at_work: Container[PeerId] = ()
-        self.excluded = set[PeerId]()  # peers found to lie: dropped, and never added again
+        self.excluded = set[PeerId]()  # machines found to lie: dropped, and never added again
         self._salt = 0  # of this node's random order; 0: not drawn yet
         self._sizes = [0] * stages  # members in the last look-up of each stage, if it was crowded
         self._places: dict[PeerId, int] = {}  # the stage of each peer; ABSENT for those in `_absent`
@@ -114,7 +114,7 @@ class PeerTable:
     def _take(self, known: Member | None, member: Member) -> bool:
         """`_keep`, if there is room and the peer is not excluded."""
         full = known is None and len(self._places) >= self._members_max
-        return not full and member.peer not in self.excluded and self._keep(known, member)
+        return not full and machine_of(member.peer) not in self.excluded and self._keep(known, member)
 
     def _keep(self, known: Member | None, member: Member) -> bool:
         peer = member.peer

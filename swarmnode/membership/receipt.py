@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
-from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.ids import PeerId, RunId, digest, machine_of
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
@@ -73,12 +73,14 @@ class WorkBook:
         """Those that sign for our work, and the samples that we trained for each."""
 
     def record_gradient(self, peer: PeerId, work: Work) -> None:
-        """Record a microbatch of `work` that `peer` did for us: we sign for it."""
+        """Record a microbatch of `work` that `peer` did for us: we sign for its machine's stages together."""
+        peer = machine_of(peer)
         done = self.done[peer] = self.done.get(peer, WorkDone())
         done.add(work)
 
     def record_service(self, peer: PeerId, work: Work) -> None:
         """Record a microbatch of `work` that we did for `peer`: it signs for it."""
+        peer = machine_of(peer)
         self.clients[peer] = self.clients.get(peer, 0) + work.samples
 
 

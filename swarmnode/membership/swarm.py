@@ -54,6 +54,7 @@ class Member:
     total: int = 0  # samples of the whole run, as it believes
     owed: int = 0  # samples that it counted and is to train again
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
+    span: int = 1  # stages that its machine serves, this one among them
     stretch: int = 1  # announce periods of the run between two of its records
     line: StateLine = UNBROKEN  # of its state
 
@@ -61,6 +62,11 @@ class Member:
     def choosing(self) -> bool:
         """Whether it has reserved its stage and may still take another: others choose at the same time."""
         return self.state == wire.NODE_STATE_JOINING and self.moving_to == self.stage
+
+    def may_move_to(self, stage: int) -> bool:
+        """Whether it can leave its stage for `stage`: its machine can serve that one, and serves no others beside its
+        own."""
+        return self.span == 1 and stage not in self.unable
 
     @property
     def plain(self) -> bool:
@@ -100,6 +106,7 @@ class Member:
             total=record.progress.total,
             owed=record.progress.owed,
             unable=frozenset(record.unable),
+            span=max(1, record.span),
             stretch=max(1, record.stretch),
             line=StateLine(record.lost_samples, record.lost_at_samples),
         )

@@ -133,7 +133,11 @@ WORDS = (
         "node/checkpointer.py",
     ),
     _of(
-        "Record", "unable", "which stages the machine itself is sent to", "its own moves alone", "pipeline/rebalance.py"
+        "Record",
+        "unable span",
+        "which stages the machine itself is sent to",
+        "its own moves alone",
+        "pipeline/rebalance.py",
     ),
     _of("Record", "data_digest", "a warning", NOTHING, "node/run_text.py"),
     _of(

@@ -90,6 +90,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "p2pd.died": _event("the libp2p daemon died; it is started again", "exit_code"),
     "p2pd.restarted": _event("the libp2p daemon runs again and handlers are registered", "p2pd"),
+    "span.chosen": _event("the stages that this machine serves together: how many, and from which on", "first stages"),
     "stage.chosen": _event("this node decided which stage to serve, and why", "serves reason"),
     "stage.moving": _event(
         "this node decided to move to a stage that needs it more, and why; it fetches the state", "source target reason"

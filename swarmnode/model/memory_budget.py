@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from swarmnode.gossip_rules import codecs
@@ -255,10 +255,19 @@ def mode_of(device: str, *, autocast: bool = False, optimizer_state: str = "devi
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a replica needs. `device` is 0 where the device shares the host's memory."""
+    """Bytes that a replica needs. `device` is 0 where the device shares the host's memory. `working`: those of `device`
+    that are needed only while a piece of work runs; a machine's stages take turns."""
 
     device: int
     host: int
+    working: int = 0
+
+
+def need_together(needs: Sequence[MemoryNeed]) -> MemoryNeed:
+    """Bytes that one machine needs for several stages."""
+    working = max(need.working for need in needs)
+    device = sum(need.device - need.working for need in needs) + working
+    return MemoryNeed(device, sum(need.host for need in needs), working)
 
 
 def memory_need(
@@ -276,9 +285,8 @@ def memory_need(
         return MemoryNeed(0, _shared_nbytes(manifest, part, mode) + mean + waiting)
     work = microbatch_nbytes(manifest, part, mode, passes)
     transient = max(work, step_nbytes(manifest, part, mode), mean and mean + work)  # other weights in their place
-    return MemoryNeed(
-        _held_nbytes(manifest, part, mode) + transient, _host_nbytes(manifest, part, mode) + mean + waiting
-    )
+    host = _host_nbytes(manifest, part, mode) + mean + waiting
+    return MemoryNeed(_held_nbytes(manifest, part, mode) + transient, host, transient)
 
 
 def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: int | None) -> Passes:

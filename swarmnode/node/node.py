@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Never, TypeVar
@@ -31,6 +31,7 @@ from swarmnode.node.presence import Presence, StageStatus
 from swarmnode.node.report import measuring
 from swarmnode.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.node.served_stage import METHODS, ServedStage
+from swarmnode.node.span import PartNode, Span, SpanPorts
 from swarmnode.node.stage_change import StageTransfer
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
@@ -47,8 +48,11 @@ T = TypeVar("T")
 class Node:
     """A replica of one stage at a time."""
 
-    def __init__(self, manifest: Manifest, run_id: RunId, ports: NodePorts, cut: int = 0) -> None:
-        """`cut`: the amendment that cut the stages of `manifest` as they are, 0: none did."""
+    def __init__(
+        self, manifest: Manifest, run_id: RunId, ports: NodePorts, cut: int = 0, spans: SpanPorts | None = None
+    ) -> None:
+        """`cut`: the amendment that cut the stages of `manifest` as they are, 0: none did. `spans` None: this machine
+        serves one stage, or this node is a part of one that serves more."""
         self._manifest = manifest
         self._cut = cut
         self._amendments = None if ports.admission is None else ports.admission.amendments
@@ -84,6 +88,7 @@ class Node:
             lambda: slot.observer().on_progress(),
             presence.run_progress.report_overclaim,
             presence.peer_table.excluded,
+            ports.work,
         )
         serve_chunks(ports, self.transport, presence.run_progress.clock.history.times.__contains__)
         self.pinger = pinger = Pinger(self.transport, run_id)
@@ -105,7 +110,16 @@ class Node:
         )
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
         self._context = NodeContext(
-            manifest, run_id, ports, presence, self._caller_check, self.transport, pinger, restorer, failure_detector
+            manifest,
+            run_id,
+            ports,
+            presence,
+            self._caller_check,
+            self.transport,
+            pinger,
+            restorer,
+            failure_detector,
+            None if spans is None else spans.block,
         )
         self._text = RunText(self._context)
         self.pause_control = PauseControl(presence, slot, ports.telemetry)
@@ -114,6 +128,9 @@ class Node:
         self._backup: Snapshot | None = None  # kept of another stage while the last one was served
         self._turn: asyncio.Task[Any] | None = None  # the step in `_live` that a notice interrupts
         self._leaving = False
+        self._notices: Notices | None = None
+        self._spans = spans
+        self._span: Span | None = None
         self._served_before = 0  # stages, and times that one was entered again
         self._register()
 
@@ -152,6 +169,8 @@ class Node:
     def save_before_leaving(self, checkpoint: str) -> None:
         """Save the stage in the checkpoint of this label before leaving; "": in none."""
         self._final_checkpoint = checkpoint
+        for part in self.parts.values():
+            part.save_before_leaving(checkpoint)
 
     async def run(self, notices: Notices, stage: int | None = None) -> DrainReport:
         """Live until a notice says go, then leave within its time. `stage` None: the one that needs a replica most.
@@ -159,6 +178,7 @@ class Node:
         Raises Unavailable when the stage's state is nowhere to be had, and LocalFault when this machine fails: then the
         process should end and be started again.
         """
+        self._notices = notices
         async with background_tasks() as tasks:
             tasks.create_task(self._stand_aside())
             living = tasks.create_task(self._live(tasks, stage))
@@ -166,7 +186,10 @@ class Node:
             notice = await notices.wait()
             self._leaving = True
             (self._turn or living).cancel()
-            return await self._leave(notices, notice)
+            report = await self._leave(notices, notice)
+            if self._span is not None:
+                await self._span.left()
+            return report
 
     async def _stand_aside(self) -> None:
         """Raise KeyInUse once another process turns out to run with our key that began before this one."""
@@ -214,6 +237,7 @@ class Node:
         announce_checkpoints(self.ports.saving, self.restorer.saved, presence, self._manifest)
         self._text.ask_for(stage)
         at = await choose(self._context, self._text, stage)
+        self._open_span(tasks, at)
         tasks.create_task(self._text.keep_looking())
         period_s = self._manifest.limits.announce_period_s
         counts = presence.peer_table.counts
@@ -227,7 +251,36 @@ class Node:
         transfer = None
         while True:
             transfer = await self._stay(at, transfer)
+            if self._span is not None and transfer.stage != at:
+                await self._span.leave(transfer.reason)
+                self._open_span(tasks, transfer.stage)
             at = transfer.stage
+
+    def _open_span(self, tasks: asyncio.TaskGroup, at: int) -> None:
+        """Serve the stages around `at`, too, that this machine has room for."""
+        if self._spans is None or self._notices is None:
+            return
+        block = self._spans.block(at)
+        status = self.presence.status
+        if len(block) == 1:
+            self.presence.note(span=block)
+            return
+        self._span = span = Span(block, at, self._spans.make)
+        self.presence.parts = [part.presence for part in span.parts.values()]
+        self.presence.note_of_machine(span=block, allowance=status.allowance, gives=status.gives)
+        self.pause_control.followers = [part.pause_control for part in span.parts.values()]
+        self._telemetry.event("span.chosen", first=block.start, stages=len(block))
+        tasks.create_task(span.run(self._notices))
+
+    @property
+    def spans(self) -> bool:
+        """Whether machines of this run may serve several stages."""
+        return self._manifest.pipeline.span_max > 1
+
+    @property
+    def parts(self) -> Mapping[int, PartNode]:
+        """The nodes of this machine's further stages, by stage."""
+        return {} if self._span is None else self._span.parts
 
     async def _stay(self, stage: int, transfer: StageTransfer | None) -> StageTransfer:
         """Join `stage` and serve it; returns what this node takes along to the next one."""

@@ -12,6 +12,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import Pinger
+from swarmnode.membership.receipt import WorkBook
 from swarmnode.membership.swarm import StageContext
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.failure_detector import FailureDetector
@@ -56,6 +57,7 @@ class NodePorts:
     no_files: bool = False  # the run's text is in files, and this machine's user opened none to it
     data: SetPorts[Index] | None = None  # in a run whose data source is an index; `samples` is then not called
     base: SetPorts[BaseIndex] | None = None  # in a run that starts from a pretrained model
+    work: WorkBook = field(default_factory=WorkBook)  # of all members that this machine is
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class NodeContext:
     pinger: Pinger
     restorer: StateRestorer
     failure_detector: FailureDetector
+    block: Callable[[int], range] | None = None
+    """The stages that this machine serves if it serves a given one; None: only that one."""
 
     @property
     def me(self) -> PeerId:

@@ -15,7 +15,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swarmnode.errors import RemoteFault
@@ -62,6 +62,15 @@ class Notices:
         self._advice: set[tuple[str, str]] = set()
         self._changed = asyncio.Event()
         self._limits: list[asyncio.Timeout] = []
+        self._followers: list[Notices] = []
+
+    def follower(self) -> Notices:
+        """An inbox that gets what this one gets: of a part of this machine."""
+        follower = Notices()
+        self._followers.append(follower)
+        if self.told is not None:
+            follower.give(replace(self.told, deadline_s=self.left_s()))
+        return follower
 
     def on_advice(self, advised: Callable[[Notice], None]) -> None:
         """Call `advised` with each new notice that this machine may be taken away."""
@@ -69,6 +78,8 @@ class Notices:
 
     def give(self, notice: Notice) -> bool:
         """Take in a notice; True when it changes what this node does."""
+        for follower in self._followers:
+            follower.give(notice)
         if notice.kind is NoticeKind.ADVICE:
             new = self.told is None and (notice.source, notice.reason) not in self._advice
             if new:

@@ -70,6 +70,7 @@ class PauseControl:
         self._telemetry = telemetry
         self.going = asyncio.Event()
         self.going.set()
+        self.followers: list[PauseControl] = []  # of the machine's other stages
 
     @property
     def paused(self) -> bool:
@@ -78,6 +79,8 @@ class PauseControl:
     async def apply(self, running: bool, reason: str) -> None:
         """Pause or resume, if the node is in a state to do so; call it again and again. A node that joins is only held
         back."""
+        for follower in self.followers:
+            await follower.apply(running, reason)
         state = self._presence.status.state
         if not running:
             self.going.clear()
@@ -90,6 +93,8 @@ class PauseControl:
 
     async def finish(self, reason: str) -> None:
         """Take no new work; returns when all held work is done, however long that takes."""
+        for follower in self.followers:
+            await follower.finish(reason)
         if self._presence.status.stage is not None:
             self._presence.set_state(record_pb2.NODE_STATE_DRAINING, reason)
         if (served := self._slot.served) is not None:

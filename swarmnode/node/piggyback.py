@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swarmnode import bounds
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.gossip.outgoing_packet import METHODS
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, machine_of
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.membership.receipt import WorkBook
 from swarmnode.ports import Admit, Answer, Call, Handler, Transport
@@ -28,7 +28,8 @@ Learn = Callable[[record_pb2.SignedRecord], object]
 @dataclass(eq=False)
 class PiggybackTransport:
     """ports.Transport around a ports.Transport. `progressed` is called when a peer's progress told something new,
-    `overclaimed` with a peer that tells of more samples than can be believed. Calls of `excluded` peers are refused."""
+    `overclaimed` with a peer that tells of more samples than can be believed. Calls of `excluded` machines are
+    refused."""
 
     transport: Transport
     progress: Progress
@@ -37,10 +38,10 @@ class PiggybackTransport:
     progressed: Callable[[], None]
     overclaimed: Callable[[PeerId], None] = lambda peer: None
     excluded: Container[PeerId] = ()
+    work: WorkBook = field(default_factory=WorkBook)
 
     def __post_init__(self) -> None:
         self._seen = Remembered[PeerId, int]()
-        self.work = WorkBook()
         self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
 
     @property
@@ -66,7 +67,7 @@ class PiggybackTransport:
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         def admitted(peer: PeerId, header: wire.Request) -> None:
-            if peer in self.excluded:
+            if machine_of(peer) in self.excluded:
                 raise Unavailable("this node works with you no more")
             self._hear_record(peer, header)  # before the check, which asks who the caller is
             if admit is not None:

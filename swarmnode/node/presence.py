@@ -14,7 +14,7 @@ from swarmnode import __version__
 from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.ids import PeerId, RunId, machine_of, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
@@ -36,9 +36,11 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.membership.twin import TwinWatch
 from swarmnode.metrics import name
+from swarmnode.model.split import stages_of
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.route import routers
+from swarmnode.pipeline.span import share_of
 from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.wire import record_pb2
 
@@ -70,6 +72,7 @@ class LocalStatus:
     saved_samples: int = 0  # samples of the run when the stage that this node joins was saved on its disk
     saves_checkpoints: bool = False
     unable: frozenset[int] = frozenset()  # stages that this machine cannot serve
+    span: range = range(0)  # stages that this machine serves together; empty: only its node's own
     data_digest: bytes = b""  # of the run's text, as this machine has it; empty: it has none
     boundary_digest: bytes = b""  # of the frozen subspace made here, in a run that has one
     allowance: record_pb2.Allowance | None = None  # limits that other nodes should expect
@@ -154,6 +157,7 @@ class Presence:
         """`stage` returns the work in hand. `admission` None: every peer may take part. `unable`: the stages that this
         machine cannot serve."""
         self._manifest = manifest
+        self._costs = tuple(part.cost for part in stages_of(manifest))
         self._run_id = run_id
         self._directory = directory
         self._clock = clock
@@ -192,6 +196,7 @@ class Presence:
         self._signed_at = float("-inf")
         self._stretch = 1  # of our next record
         self._published_at = float("-inf")  # when the last one published was signed
+        self.parts: list[Presence] = []  # of the machine's further stages
         self.admission = admission
         self._unix_ahead_s = 0.0  # Unix time less loop time, as the routers were told
         self._announce_now = asyncio.Event()
@@ -238,14 +243,30 @@ class Presence:
         """Note facts about this node, fields of LocalStatus, for its next record."""
         self.status = replace(self.status, **facts)
 
+    def note_of_machine(self, **facts: Any) -> None:
+        """Note facts about this machine, for the records of all members that it is."""
+        for presence in (self, *self.parts):
+            presence.note(**facts)
+
     def going_to(self, stage: int | None) -> None:
         """Announce that this node is about to serve `stage` instead; None: that it stays."""
         self.note(moving_to=stage)
         self.announce_change()
 
+    @property
+    def device_share(self) -> float:
+        """The share of the device's time that this stage has, beside the machine's others."""
+        stage = self.status.stage
+        return 1.0 if stage is None else share_of(stage, self.status.span, self._costs)
+
+    @property
+    def stays(self) -> bool:
+        """Whether this node moves to no other stage: it is one of several on its machine."""
+        return len(self.status.span) > 1
+
     def announce_speed(self, rates: SampleRates) -> None:
         """Announce how fast this machine is on its stage."""
-        self.note(rates=rates, samples_per_second=rates.best)
+        self.note(rates=rates, samples_per_second=rates.best * self.device_share)
         self.announce_change()
 
     def can_serve(self, stage: int, able: bool) -> None:
@@ -321,6 +342,7 @@ class Presence:
             moving_to=us.moving_to,
             saved_samples=us.saved_samples if us.state == record_pb2.NODE_STATE_JOINING else 0,
             saves_checkpoints=us.saves_checkpoints,
+            span=len(us.span) if len(us.span) > 1 else 0,
             unable=sorted(us.unable)[: FIELDS["Record.unable"].many],
             boundary_digest=us.boundary_digest,
             data_digest=us.data_digest,
@@ -449,13 +471,16 @@ class Presence:
         self._stage().doubt(peers)
 
     def exclude(self, peer: PeerId, reason: str) -> None:
-        """Ignore `peer` from now on, because it was found to lie."""
-        if peer == self.me or peer in self.peer_table.excluded:
+        """Ignore `peer` from now on, because it was found to lie: its machine, at whatever stages that is."""
+        machine = machine_of(peer)
+        if machine == machine_of(self.me) or machine in self.peer_table.excluded:
             return
-        self.peer_table.excluded.add(peer)
-        self.peer_table.forget(peer)
-        self.run_progress.clock.history.forget(peer)
-        self.blocks_heard.pop(peer, None)
+        self.peer_table.excluded.add(machine)
+        there = [member.peer for member in self.peer_table.swarm().members() if machine_of(member.peer) == machine]
+        for one in {peer, *there}:
+            self.peer_table.forget(one)
+            self.run_progress.clock.history.forget(one)
+            self.blocks_heard.pop(one, None)
         self._telemetry.event("peer.excluded", level="warning", peer=peer, reason=reason)
         self._view_changed()
 
@@ -463,6 +488,8 @@ class Presence:
         """Forget members that are not permitted any more, after the owner's rules changed."""
         if self.admission is None:
             return
+        for part in self.parts:
+            part.evict_unauthorized()
         for member in list(self.peer_table.swarm().members()):
             permit, reason = self.admission.judge(member.peer)
             if member.peer != self.me and not permit:

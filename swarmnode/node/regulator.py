@@ -111,7 +111,7 @@ class Regulator:
         self.reading = dataclasses.replace(reading, asked=self.asked)
         self.verdict = decide(self.limits, self.reading)
         granted = allowance(self.limits, self.verdict, reading.unix_s)
-        self.presence.note(allowance=granted, gives=may_give(self.limits, reading))
+        self.presence.note_of_machine(allowance=granted, gives=may_give(self.limits, reading))
         if self.verdict.running != before.running:
             self.telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()

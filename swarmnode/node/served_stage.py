@@ -26,6 +26,7 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.node.run_text import JoinedStage
+from swarmnode.node.span_change import BlockRebalancer
 from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
 from swarmnode.node.stage_return import StageReturn
 from swarmnode.node.tied_ends import TiedEnds
@@ -224,7 +225,9 @@ class ServedStage(StageObserver):
         self.replica = joined.replica
         self.backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         self.held_work = HeldWork(self.backlog)
-        self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
+        self._next_hop = NextHop(
+            context.run_id, context.transport, presence.routers, telemetry, manifest, presence.peer_table.swarm
+        )
         self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
         if self.audits.auditor is not None:
             self._next_hop.passed_over = self.audits.auditor.passed_over
@@ -242,7 +245,7 @@ class ServedStage(StageObserver):
         self.hop.step_begun = self._step_begun
         self.backup = NeighbourBackup(here, presence)
         self.donor = make_donor(context, here, self.gossip, self.backup.kept, self._trained)
-        self._speed = Speed(self.hop, here.compute, joined.samples_per_second)
+        self._speed = Speed(self.hop, here.compute, joined.samples_per_second * presence.device_share)
         self.feeder: Feeder | None = None
         self.checkpointer: Checkpointer | None = None
         if (store := context.ports.saving.store) is not None:
@@ -358,6 +361,8 @@ class ServedStage(StageObserver):
         context = self._context
         presence = self._context.presence
         chance = seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self._served_before)
+        if presence.stays:
+            return await BlockRebalancer(context, chance, self._speed).run()
         rebalancer = StageRebalancer(
             context,
             self.replica,

@@ -12,11 +12,13 @@ from functools import partial
 from swarmnode.data.sample import counted_targets
 from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, machine_of, part_id, short
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
+from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.span import entries
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.trust.statement import TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
@@ -210,10 +212,18 @@ class NextHop:
     """Sends microbatches to the next stage and repairs failures there."""
 
     def __init__(
-        self, run_id: RunId, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, manifest: Manifest
+        self,
+        run_id: RunId,
+        transport: Transport,
+        routers: Sequence[Router],
+        telemetry: Telemetry,
+        manifest: Manifest,
+        swarm: Callable[[], Swarm] | None = None,
     ) -> None:
-        """`passed_over`: replicas of a stage that do not get the next microbatch, in training (True) or validation."""
+        """`passed_over`: replicas of a stage that do not get the next microbatch, in training (True) or validation.
+        `swarm`: who is there; asked where machines may serve several stages."""
         self._run_id = run_id
+        self._swarm = swarm if manifest.pipeline.span_max > 1 else None
         self.transport = transport
         self._routers = routers
         self.passed_over: Callable[[int, bool], Collection[PeerId]] = lambda stage, train: ()
@@ -254,6 +264,8 @@ class NextHop:
                 outcome.retries += retries
                 outcome.queued_s += no_room_s
                 outcome.onward_s = loop.time() - begun - outcome.sent_s
+                if peer == self._mate(stage) and outcome.report is not None:
+                    outcome.onward_s = _within(outcome.report.onward_s, outcome.onward_s)  # its time is our machine's
                 self.record_latency(stage, loop.time() - begun)
                 return outcome
             except (Unavailable, RemoteFault) as error:
@@ -270,14 +282,37 @@ class NextHop:
             self._telemetry.count(name.MICROBATCHES, outcome="retried")
         raise MicrobatchLost(f"no route to stage {stage} in time: {reason}")
 
+    def _pick(self, stage: int, samples: int, tried: Collection[PeerId]) -> tuple[PeerId | None, str]:
+        """The router's choice for `stage`, of the replicas that begin a span there as long as one of them can take it:
+        the others get their microbatches from the stage before on their own machine (pipeline/span.py)."""
+        router, now = self._routers[stage], asyncio.get_running_loop().time()
+        if self._swarm is not None and stage:
+            swarm = self._swarm()
+            before, here = (swarm.stages[one] for one in (stage - 1, stage))
+            inner = entries([one.peer for one in before], [one.peer for one in here])[1]
+            if inner:
+                peer, choice = router.choose(now, samples, {*tried, *inner})
+                if peer is not None:
+                    return peer, choice
+        return router.choose(now, samples, tried)
+
+    def _mate(self, stage: int) -> PeerId:
+        """The id that this machine has at `stage`, if it serves that stage."""
+        own = machine_of(self.transport.peer_id)
+        part = part_id(own, stage)
+        return part if part in self._routers[stage] else own
+
     async def _choose(
         self, stage: int, samples: int, tried: Collection[PeerId], deadline: float
     ) -> tuple[PeerId | None, str]:
-        """The replica of `stage` to use. If a microbatch takes long, a few replicas are asked: the first that is idle,
-        else the one that would finish first. None if `deadline` passes meanwhile."""
+        """The replica of `stage` to use: one on this machine first. If a microbatch takes long, a few replicas are
+        asked: the first that is idle, else the one that would finish first. None if `deadline` passes meanwhile."""
         loop = asyncio.get_running_loop()
         router = self._routers[stage]
-        peer, choice = router.choose(loop.time(), samples, tried)
+        mate = self._mate(stage)
+        if router.takes(mate, loop.time()) and mate not in tried:
+            return mate, "on this machine"
+        peer, choice = self._pick(stage, samples, tried)
         charged: dict[PeerId, float] = {}  # peer asked -> seconds charged
         ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
         # Once one replica was asked, the others are too, however short their work: an answer is compared with answers.
@@ -294,7 +329,7 @@ class NextHop:
                 self._refused(peer, stage, error, loop.time() - asked_at)
             peer = None  # else the last one asked would be taken, not the best
             if len(charged) < ASKED_MAX:
-                peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
+                peer, choice = self._pick(stage, samples, {*tried, *charged})
         if peer is None and ahead:
             peer = min(ahead, key=ahead.__getitem__)
             choice = f"the least of {len(ahead)}"

@@ -256,7 +256,7 @@ def plan_move(
         return None, f"stages are alike: samples/s by stage {listing}"
     if me is not None:
         mine = next((member for stage in need.sources if (member := _find(there[stage], me)) is not None), None)
-        if mine is None or target in mine.unable:
+        if mine is None or not mine.may_move_to(target):
             return None, f"no node of this stage should move: samples/s by stage {listing}"
         # In a large swarm others' moves are considered only if this node's own would help: that is most of the work.
         if sum(swarm.sizes) > SMALL and not need.urgent:
@@ -310,7 +310,7 @@ def _need(swarm: Swarm, now: StageLoad, costs: Sequence[float], rules: Rebalance
     able = [
         stage
         for stage in range(stages)
-        if stage != target and len(there[stage]) > keep and any(target not in m.unable for m in there[stage])
+        if stage != target and len(there[stage]) > keep and any(m.may_move_to(target) for m in there[stage])
     ]
     if thin:
         # Replicas count here and not speed: the stage that misses one least gives it.
@@ -335,7 +335,7 @@ def _best_move(
         for member in need.there[stage]:
             after = _weaker(now, costs, member, target)
             worse = best is not None and after < best.after and member.peer != me
-            if target in member.unable or after < least or worse:
+            if not member.may_move_to(target) or after < least or worse:
                 continue  # the usual case: skip it cheaply
             move = _move(now, costs, member, target, before, after, safety)
             if need.urgent or _helps(move, rules):

@@ -234,6 +234,10 @@ class Router:
         """Whether no replica here ever answered, and those asked for `least_s` or longer all refused."""
         return 0 < len(self._peers) == len(self.unknown.peers) and self.unknown.in_vain(now, least_s)
 
+    def takes(self, peer: PeerId, now: float) -> bool:
+        """Whether `peer` is a replica of the stage that could be chosen now."""
+        return peer in self._peers and self._able(peer, now)
+
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
         return any(peer not in exclude and self._able(peer, now) for peer in self._peers)

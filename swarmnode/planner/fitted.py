@@ -144,8 +144,9 @@ def forecast(
         else "the model does not fit"
     )
     steps = planned_meeting_steps(manifest)
+    spans = f" in {found.hops:.1f} hops, as machines serve what they hold" if manifest.pipeline.span_max > 1 else ""
     shape = (
-        f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}, of"
+        f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}{spans}, of"
         f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
         f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps"
         + ("" if simulated is None or not simulated.meets_every_steps else f" ({simulated.meetings})")

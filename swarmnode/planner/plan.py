@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -27,10 +28,11 @@ from swarmnode.model.memory_budget import CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput, window_limit
+from swarmnode.pipeline.span import share_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import RELAY_RATE, Nat, rtt_s
 from swarmnode.planner.learning_efficiency import learned
-from swarmnode.planner.stage_memory import ADVICE, fit_of, shortages
+from swarmnode.planner.stage_memory import ADVICE, blocks_of, fit_of, repeated, shortages
 from swarmnode.transfer.snapshot import newcomer_part
 
 PIECE_TOKENS = 40
@@ -68,6 +70,67 @@ def balanced(
     return stages
 
 
+def placed_in_blocks(
+    speeds: Sequence[float], costs: Sequence[float], blocks: Sequence[Sequence[range]]
+) -> list[int | None]:
+    """A stage for each machine, in the given order, which then serves the block that `blocks` has for it there, empty
+    where it can serve none. The widest come first, of equals the fastest: each goes where the least speed is."""
+    loads = [0.0] * len(costs)
+    widths = [max(map(len, mine)) for mine in blocks]
+    found: list[int | None] = [None] * len(speeds)
+    for index in sorted(range(len(speeds)), key=lambda i: (-widths[i], -speeds[i], i)):
+        able = [stage for stage, block in enumerate(blocks[index]) if block]
+        if not able:
+            continue
+        stage = min(able, key=loads.__getitem__)
+        block = blocks[index][stage]
+        speed = speeds[index] / sum(costs[one] for one in block)
+        for one in block:
+            loads[one] += speed
+        found[index] = stage
+    return found
+
+
+def places(
+    manifest: Manifest, machines: Sequence[MachineKind], *, memory: bool = True
+) -> tuple[list[int | None], list[tuple[range, ...]]]:
+    """(the stage of each of `machines`, the blocks of stages that each would serve, by stage)."""
+    costs = [part.cost for part in stages_of(manifest)]
+    blocks = [blocks_of(manifest, kind if memory else None) for kind in machines]
+    speeds = [kind.flops for kind in machines]
+    if manifest.pipeline.span_max > 1:
+        return placed_in_blocks(speeds, costs, blocks), blocks
+    unable = [{stage for stage, block in enumerate(mine) if not block} for mine in blocks]
+    return balanced(speeds, costs, unable), blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The machines of a stage, the block of stages that each serves, the share of its time that this one gets, and the
+    FLOP/s that it has for it after forwards that its memory makes it do again."""
+
+    stage: int
+    machines: list[MachineKind]
+    blocks: list[range]
+    shares: list[float]
+    flops: list[float]
+
+    @property
+    def speed(self) -> float:
+        """FLOP/s of all machines for this stage."""
+        return sum(self.flops)
+
+    @property
+    def up(self) -> float:
+        """Bytes a second that the machines can send for this stage."""
+        return sum(kind.up / len(block) for kind, block in zip(self.machines, self.blocks, strict=True))
+
+    def ends_at(self, other: int) -> tuple[list[MachineKind], float]:
+        """(machines whose block does not hold the stage `other` beside this one, their share of the speed)."""
+        ends = [i for i, block in enumerate(self.blocks) if other not in block]
+        return [self.machines[i] for i in ends], sum(self.flops[i] for i in ends) / (self.speed or 1.0)
+
+
 class PipelineFlow(NamedTuple):
     """The limit that samples in flight set. `samples_per_s`: if feeders choose the best size of microbatches;
     `saturated`: whether the machines have as much work as queues may hold, so that more in flight would add nothing;
@@ -79,21 +142,22 @@ class PipelineFlow(NamedTuple):
 
 
 def in_flight_rate(
-    manifest: Manifest, stages: Sequence[Sequence[MachineKind]], flop: Sequence[float], flops: Sequence[float], hop: int
+    manifest: Manifest, placements: Sequence[_Placement], flop: Sequence[float], share: float, hop: int
 ) -> PipelineFlow:
     """The flow of a pipeline. Where steps are numbered, the best size is that with which a step is over first.
 
-    `stages`: the machines of each stage, and their `flops` together; `flop` of a token there, forward and backward;
-    `hop`: bytes of a sample between two stages, one way.
+    `placements`: the machines of each stage, of whose FLOP/s a `share` does useful work; `flop` of a token there,
+    forward and backward; `hop`: bytes of a sample between two machines, one way.
     """
-    sizes = [len(here) for here in stages]
+    sizes = [len(here.machines) for here in placements]
     if not min(sizes):
         return PipelineFlow(0.0, False, 0.0)
-    if len(stages) == 1:  # nothing is under way: each feeder's microbatches stay on its own machine
+    if len(sizes) == 1:  # nothing is under way: each feeder's microbatches stay on its own machine
         return PipelineFlow(math.inf, True, 0.0)
     feeders = sizes[0]
+    machines = sum(sum(here.shares) for here in placements)
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
-    wait_s, byte_s = _lines(stages)
+    wait_s, byte_s = _lines(placements)
     step = manifest.inner.inner_batch if averages_gradients(manifest) else math.inf
     flows = list[PipelineFlow]()
     for samples in sizes_of(manifest, max(sizes)):
@@ -101,11 +165,11 @@ def in_flight_rate(
         count = feeders * min(limit, manifest.pipeline.window_max, slots)
         tokens = samples * manifest.model.context + PIECE_TOKENS
         work_s = sum(
-            one * tokens * size / rate for one, size, rate in zip(flop, sizes, flops, strict=True)
+            one * tokens * sum(here.shares) / (share * here.speed) for one, here in zip(flop, placements, strict=True)
         )  # of a mean machine of each stage
         work_s = work_s / len(sizes)
         line_s = wait_s + byte_s * samples * hop
-        rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
+        rate, more = (throughput(many, machines, len(sizes), work_s, line_s) for many in (count, 2 * count))
         flows.append(PipelineFlow(samples * rate, more < (1.0 + ALIKE) * rate, len(sizes) * work_s + line_s))
     return max(flows, key=lambda flow: 1.0 / (1.0 / flow.samples_per_s + flow.trip_s / step))
 
@@ -114,27 +178,48 @@ def in_flight_needed(manifest: Manifest, fleet: Sequence[MachineKind], share: fl
     """Samples in flight that keep .85 of the machines of `fleet` busy: IN_FLIGHT a machine for each moment of work, and
     as many for the time on lines [simulated: 24 equal machines at home, and Kleinrock's closed network]."""
     machines = [kind for kind in fleet for _ in range(kind.count)]
-    stages = manifest.pipeline.stages
     flop = sum(3.0 * part.cost for part in stages_of(manifest)) * manifest.model.context
     work_s = flop * len(machines) / sum(kind.flops for kind in machines) / share
-    wait_s, byte_s = _lines([machines, machines])
-    line_s = (stages - 1) * (wait_s + byte_s * _one_way_bytes(manifest))
+    wait_s, byte_s = _line(machines, machines)
+    line_s = (hops_of(manifest, fleet) - 1.0) * (wait_s + byte_s * _one_way_bytes(manifest))
     return IN_FLIGHT * len(machines) * (1.0 + line_s / work_s)
 
 
-def _lines(stages: Sequence[Sequence[MachineKind]]) -> tuple[float, float]:
+def hops_of(manifest: Manifest, fleet: Sequence[MachineKind], *, memory: bool = True) -> float:
+    """Machines that a microbatch visits on its way, in the mean."""
+    if manifest.pipeline.span_max == 1:
+        return float(manifest.pipeline.stages)
+    return _hops(_placed(manifest, fleet, stages_of(manifest), memory=memory))
+
+
+def _hops(placements: Sequence[_Placement]) -> float:
+    return 1.0 + sum(here.ends_at(here.stage + 1)[1] for here in placements[:-1])
+
+
+def _lines(placements: Sequence[_Placement]) -> tuple[float, float]:
     """Seconds that a microbatch waits for distances on its way there and back, and for each byte of a hop."""
     wait_s = byte_s = 0.0
-    for i in range(len(stages) - 1):
-        senders = Counter(stages[i])
-        receivers = Counter(stages[i + 1])
-        pairs = len(stages[i]) * len(stages[i + 1])
-        for a, many in senders.items():
-            for b, others in receivers.items():
-                share = many * others / pairs
-                relayed = 1.0 / RELAY_RATE if Nat.RELAYED in (a.address.nat, b.address.nat) else 0.0
-                wait_s += share * rtt_s(a.address, b.address)
-                byte_s += share * (1.0 / min(a.up, b.down) + 1.0 / min(b.up, a.down) + 2.0 * relayed)
+    for here, after in itertools.pairwise(placements):
+        senders, share = here.ends_at(after.stage)
+        receivers, _ = after.ends_at(here.stage)
+        # Where none begins a span there, microbatches go to those in the middle of one.
+        hop_s, one_s = _line(senders, receivers or after.machines) if senders else (0.0, 0.0)
+        wait_s += share * hop_s
+        byte_s += share * one_s
+    return wait_s, byte_s
+
+
+def _line(some: Sequence[MachineKind], others: Sequence[MachineKind]) -> tuple[float, float]:
+    """Seconds for the distance there and back, and for each byte, from one of `some` machines to one of `others`."""
+    wait_s = byte_s = 0.0
+    pairs = len(some) * len(others)
+    receivers = Counter(others)
+    for a, many in Counter(some).items():
+        for b, count in receivers.items():
+            share = many * count / pairs
+            relayed = 1.0 / RELAY_RATE if Nat.RELAYED in (a.address.nat, b.address.nat) else 0.0
+            wait_s += share * rtt_s(a.address, b.address)
+            byte_s += share * (1.0 / min(a.up, b.down) + 1.0 / min(b.up, a.down) + 2.0 * relayed)
     return wait_s, byte_s
 
 
@@ -163,7 +248,8 @@ class Plan:
     line for each kind of machine that can serve no stage. `efficiency`: what the run learns from a token
     (learning_efficiency.py); `likely`: the least and the most of it by measurement. `share`: of the arithmetic of all
     machines of the fleet. `per_hour`: the money for the machines that serve a stage, and for what they send; 0 where
-    the fleet has no prices."""
+    the fleet has no prices. `hops`: machines that a microbatch visits on its way, in the mean; `machines`: those that
+    serve a stage, or several."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
@@ -177,6 +263,8 @@ class Plan:
     likely: tuple[float, float] = (1.0, 1.0)
     share: float = 0.0
     per_hour: float = 0.0
+    hops: float = 1.0
+    machines: int = 0
 
     @property
     def learned_per_s(self) -> float:
@@ -204,14 +292,6 @@ class Plan:
         return max(stage.egress for stage in self.stages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """The machines of a stage, and their FLOP/s after forwards that their memory makes them do again."""
-
-    machines: tuple[MachineKind, ...]
-    flops: float
-
-
 def plan(
     manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7, *, memory: bool = True
 ) -> Plan:
@@ -227,10 +307,12 @@ def plan(
     share = share if stages > 1 else SHARE_ALONE
     any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
     placements, flow = _work(any_round, tuple(fleet), share, memory)
-    rates = [_stage_rates(manifest, part, placed, share) for part, placed in zip(parts, placements, strict=True)]
+    gossips = [_gossip_bytes(manifest, part, len(here.machines)) for part, here in zip(parts, placements, strict=True)]
+    each = [nbytes / max(1, len(here.machines)) for nbytes, here in zip(gossips, placements, strict=True)]
+    rates = [_stage_rates(manifest, part, here, share, each) for part, here in zip(parts, placements, strict=True)]
     binding = _binding(manifest, rates, flow)
     planned = tuple(
-        _stage(manifest, part, placed.machines, fleet, binding.samples_per_s)
+        _stage(manifest, part, placed, fleet, binding.samples_per_s)
         for part, placed in zip(parts, placements, strict=True)
     )
     tokens_per_s = binding.samples_per_s * manifest.model.context
@@ -248,9 +330,9 @@ def plan(
         efficiency=efficiency.reckoned,
         likely=(efficiency.least, efficiency.most),
         share=needed_flops / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
-        per_hour=sum(
-            _per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)
-        ),
+        per_hour=sum(_per_hour(placed, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
+        hops=_hops(placements),
+        machines=round(sum(sum(placed.shares) for placed in placements)),
     )
 
 
@@ -263,21 +345,23 @@ class _StageRates(NamedTuple):
     exchange_s: float = 0.0
 
 
-def _stage_rates(manifest: Manifest, part: StageLayers, placed: _Placement, share: float) -> _StageRates:
+def _stage_rates(
+    manifest: Manifest, part: StageLayers, placed: _Placement, share: float, gossips: Sequence[float]
+) -> _StageRates:
+    """`gossips`: by stage, bytes that a replica sends in exchanges for a sample of the run."""
     machines = placed.machines
-    computed = share * placed.flops / (3.0 * part.cost * _tokens_of_sample(manifest, len(machines)))
-    up = sum(kind.up for kind in machines)
-    sent = sample_bytes(manifest, part, manifest.pipeline.stages)
+    computed = share * placed.speed / (3.0 * part.cost * _tokens_of_sample(manifest, len(machines)))
     if averages_gradients(manifest):
-        return _StageRates(computed, up / sent if sent else math.inf, step_exchange_s(manifest, part, machines))
+        exchange_s = step_exchange_s(manifest, part, machines, placed.blocks)
+        return _StageRates(computed, _carried(manifest, placed, [0.0] * len(gossips)), exchange_s)
     if not machines:
         return _StageRates(computed, 0.0)
-    gossip = _gossip_bytes(manifest, part, len(machines))
+    carried = _carried(manifest, placed, gossips)
+    if not (gossip := gossips[part.stage] * len(machines)):
+        return _StageRates(computed, carried)
     line_share = PLANNED * round_share(manifest.gossip.uplink_share)  # a machine whose rounds need more skips some
-    traffic = max(sent + gossip, gossip / line_share)
-    carried = up / traffic if traffic else math.inf
-    rounds = _rounds_rate(manifest, gossip, up, len(machines), computed) if gossip else math.inf
-    return _StageRates(computed, min(carried, rounds))
+    rounds = _rounds_rate(manifest, gossip, placed.up, len(machines), computed)
+    return _StageRates(computed, min(carried, placed.up * line_share / gossip, rounds))
 
 
 def _tokens_of_sample(manifest: Manifest, replicas: int) -> float:
@@ -347,9 +431,9 @@ def _work(
     placements = _placed(manifest, fleet, parts, memory=memory)
     flow = in_flight_rate(
         manifest,
-        [placed.machines for placed in placements],
+        placements,
         [3.0 * part.cost for part in parts],
-        [share * placed.flops for placed in placements],
+        share,
         _one_way_bytes(manifest),
     )
     return placements, flow
@@ -358,35 +442,51 @@ def _work(
 def _placed(
     manifest: Manifest, fleet: Sequence[MachineKind], parts: Sequence[StageLayers], *, memory: bool
 ) -> list[_Placement]:
-    fits = [fit_of(manifest, kind) if memory else None for kind in fleet]
-    machines = [index for index, kind in enumerate(fleet) for _ in range(kind.count)]
-    unable = [fit.unable if fit else frozenset[int]() for fit in fits]
-    stages = balanced([fleet[i].flops for i in machines], [part.cost for part in parts], [unable[i] for i in machines])
-    members: list[list[int]] = [[] for _ in parts]
-    for index, stage in zip(machines, stages, strict=True):
-        if stage is not None:
-            members[stage].append(index)
-    placements = []
-    for stage, here in enumerate(members):
-        again = {i: fit.repeated[stage] if (fit := fits[i]) else 0 for i in set(here)}
-        flops = sum(fleet[i].flops * 3.0 / (3.0 + again[i]) for i in here)
-        placements.append(_Placement(tuple(fleet[i] for i in here), flops))
+    machines = [kind for kind in fleet for _ in range(kind.count)]
+    stages, blocks = places(manifest, machines, memory=memory)
+    costs = [part.cost for part in parts]
+    placements = [_Placement(part.stage, [], [], [], []) for part in parts]
+    for kind, stage, mine in zip(machines, stages, blocks, strict=True):
+        block = range(0) if stage is None else mine[stage]
+        for one in block:
+            again = repeated(manifest, kind, one) if memory else 0
+            here = placements[one]
+            here.machines.append(kind)
+            here.blocks.append(block)
+            here.shares.append(share_of(one, block, costs))
+            here.flops.append(kind.flops * here.shares[-1] * 3.0 / (3.0 + again))
     return placements
 
 
-def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
-    """Money an hour for the machines of a stage, each of which sends `egress` bytes a second."""
+def _carried(manifest: Manifest, placed: _Placement, gossip: Sequence[float]) -> float:
+    """Samples a second that the machines of a stage carry to the stages beside their blocks and back. `gossip`: bytes
+    that a replica of each stage sends for a sample of the run; a machine has as much less of its line for others."""
+    rate = taken = 0.0
+    for kind, block in zip(placed.machines, placed.blocks, strict=True):
+        if not (nbytes := sample_bytes(manifest, block)):
+            return math.inf
+        rate += kind.up / nbytes
+        taken += sum(gossip[stage] for stage in block) / nbytes
+    return rate / (1.0 + taken)
+
+
+def _per_hour(placed: _Placement, egress: float) -> float:
+    """Money an hour for the machines of a stage, each of which sends `egress` bytes a second for it."""
     gigabytes = egress * 3600.0 / 1e9
-    return sum(kind.price + gigabytes * kind.egress_price for kind in here)
+    pairs = zip(placed.machines, placed.blocks, strict=True)
+    return sum(kind.price / len(block) + gigabytes * kind.egress_price for kind, block in pairs)
 
 
-def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[MachineKind]) -> float:
+def step_exchange_s(
+    manifest: Manifest, part: StageLayers, here: Sequence[MachineKind], blocks: Sequence[range] = ()
+) -> float:
     """Seconds between two steps in which the machines `here` send each other their gradients; some round trips at
-    least."""
+    least. `blocks`: the stages that each serves, whose exchanges share its line; none: this one alone."""
     if len(here) < 2:
         return 1e-9
     nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)  # of one step
-    line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
+    widths = [len(block) for block in blocks] or [1] * len(here)
+    line_s = max(nbytes * width / min(kind.up, kind.down) for kind, width in zip(here, widths, strict=True))
     trips = ROUND_TRIPS_IN_PIECES if manifest.gossip.butterfly else ROUND_TRIPS
     line_s = max(line_s, _coding_s(manifest, part, len(here)))  # packets travel while they are coded
     return line_s + trips * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
@@ -405,11 +505,11 @@ def _one_way_bytes(manifest: Manifest) -> int:
     return boundary_nbytes(manifest.pipeline.boundary, manifest.model.context, boundary_width(manifest))
 
 
-def sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
-    """Bytes a stage sends per sample: activations and tokens onward, the gradient back."""
+def sample_bytes(manifest: Manifest, block: range) -> float:
+    """Bytes a machine that serves `block` sends per sample: activations and tokens onward, the gradient back."""
     one_way = _one_way_bytes(manifest)
-    onwards = one_way + 2 * (manifest.model.context + 1) if part.stage < stages - 1 else 0
-    return float(onwards + (one_way if part.stage > 0 else 0))
+    onwards = one_way + 2 * (manifest.model.context + 1) if block.stop < manifest.pipeline.stages else 0
+    return float(onwards + (one_way if block.start > 0 else 0))
 
 
 def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float:
@@ -426,22 +526,24 @@ def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float
 def _stage(
     manifest: Manifest,
     part: StageLayers,
-    here: Sequence[MachineKind],
+    placed: _Placement,
     fleet: Sequence[MachineKind],
     samples_per_s: float,
 ) -> StagePlan:
-    stages = manifest.pipeline.stages
+    here = placed.machines
     sizes = section_sizes(manifest, part)
     nbytes = snapshot_nbytes(newcomer_part(manifest.gossip, sizes).sizes(sizes))
     replicas = len(here)
-    traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
+    back = sample_bytes(manifest, range(part.stage, manifest.pipeline.stages)) * placed.ends_at(part.stage - 1)[1]
+    onwards = sample_bytes(manifest, range(part.stage + 1)) * placed.ends_at(part.stage + 1)[1]
+    traffic = onwards + back + _gossip_bytes(manifest, part, replicas)
     up = sum(kind.up for kind in here) / replicas if here else math.inf
     down = sum(kind.down for kind in here) / replicas if here else math.inf
     download_s = nbytes / min(up, down)
     return StagePlan(
         part,
         replicas,
-        sum(kind.flops for kind in here),
+        sum(kind.flops * share for kind, share in zip(here, placed.shares, strict=True)),
         samples_per_s,
         samples_per_s * traffic / replicas if replicas else 0.0,
         _need(manifest, part, here or fleet),

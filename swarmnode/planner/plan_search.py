@@ -29,7 +29,7 @@ from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
 from swarmnode.planner.plan import ALIKE, Plan, in_flight_needed, plan, sample_bytes
-from swarmnode.planner.stage_memory import fit_of, tightest
+from swarmnode.planner.stage_memory import blocks_of, fit_of, tightest
 
 ROWS = 5  # best splits and boundaries that are kept
 SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which speed counts for little
@@ -45,7 +45,7 @@ SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is s
 BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
 FIELDS = {
-    "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
+    "pipeline": ("stages", "span_max", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
     "gossip": ("method", "codec", "group", "butterfly", "fragments", "round_samples", "uplink_share"),
     "limits": (
@@ -180,7 +180,7 @@ def limit_of(candidate: Candidate, tokens: float) -> str:
 
 def idle_machines(candidate: Candidate) -> int:
     """Machines of the fleet, as used, that serve no stage."""
-    return sum(kind.count for kind in candidate.fleet) - sum(stage.replicas for stage in candidate.plan.stages)
+    return sum(kind.count for kind in candidate.fleet) - candidate.plan.machines
 
 
 def _chosen(found: Sequence[Candidate]) -> Candidate:
@@ -465,6 +465,7 @@ class _Trials:
         if self.found:
             self._try_parts()
             self._try_codecs()
+            self._try_spans()
 
     def _try_stages(self, manifest: Manifest) -> bool:
         """Try each cut and boundary. Returns whether every machine holds every stage of the last settings tried."""
@@ -546,6 +547,17 @@ class _Trials:
             if _allowed(made) and not _too_often(one := self._candidate(made)):
                 self.found.append(one)
 
+    def _try_spans(self) -> None:
+        """Try the best settings of each split and boundary where machines serve all stages that their memory holds, if
+        some machine of the fleet holds several: fewer hops, and more replicas to average."""
+        for one in _groups([one for one in self.found if one.left_out == self.left_out]):
+            wide = with_values(one.manifest, span_max=one.manifest.pipeline.stages)
+            if not any(len(block) > 1 for kind in self.fleet for block in blocks_of(wide, kind)):
+                continue
+            for made in [wide] if averages_gradients(wide) else _round_choices(wide):
+                if _allowed(made):
+                    self.found.append(self._candidate(made))
+
     def _worth_a_look(self, made: Manifest) -> bool:
         """Whether the fleet can run `made`, which may be better than what was found."""
         replicas = max(1, self.nodes // made.pipeline.stages)
@@ -586,9 +598,11 @@ def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[Machin
 
 
 def _bound(manifest: Manifest, fleet: Sequence[MachineKind]) -> float:
-    """Tokens per second that all lines up together carry, without any gossip: no placement does more."""
-    parts = stages_of(manifest)
-    traffic = sum(sample_bytes(manifest, part, len(parts)) for part in parts)
+    """Tokens per second that all lines up together carry, without any gossip: no placement does more. Infinite where
+    machines serve several stages: one that serves all sends nothing."""
+    if manifest.pipeline.span_max > 1:
+        return math.inf
+    traffic = sum(sample_bytes(manifest, range(stage, stage + 1)) for stage in range(manifest.pipeline.stages))
     return sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
 
 

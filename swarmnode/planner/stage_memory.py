@@ -9,6 +9,7 @@ from dataclasses import replace
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU, TAPES
+from swarmnode.pipeline.span import block_around
 from swarmnode.planner.fleet import MachineKind
 
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
@@ -43,6 +44,19 @@ def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
         limits=LimitsSpec(in_flight_max=slots, tape_bytes_max=manifest.limits.tape_bytes_max),
     )
     return _fit(same, memory_of(kind), bool(kind.host_gb))
+
+
+@functools.lru_cache(maxsize=1024)
+def blocks_of(manifest: Manifest, kind: MachineKind | None) -> tuple[range, ...]:
+    """By stage, the stages that a machine of `kind` serves where it serves that one; none where it cannot. `kind` None:
+    a machine with all the memory that there can be."""
+    stages, most = manifest.pipeline.stages, manifest.pipeline.span_max
+    if kind is None:
+        return tuple(block_around(stage, stages, most, lambda block: True) for stage in range(stages))
+    fit = fit_of(manifest, kind)
+    return tuple(
+        range(0) if stage in fit.unable else block_around(stage, stages, most, fit.holds) for stage in range(stages)
+    )
 
 
 def repeated(manifest: Manifest, kind: MachineKind, stage: int) -> int:

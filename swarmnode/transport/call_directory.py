@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import Any, Self
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
-from swarmnode.ids import PeerId, RunId, digest64, seeded, short
+from swarmnode.ids import PeerId, RunId, digest64, machine_of, seeded, short
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
@@ -126,11 +126,11 @@ class CallDirectory:
     def _record_taken(self, record: wire.Record) -> None:
         """A record came into the book: its peer is reachable, a contact, and a witness of the run's progress."""
         peer = PeerId(record.peer_id)
-        if peer == self._transport.peer_id:
+        if (machine := machine_of(peer)) == self._transport.peer_id:
             return
         usable = dialable_of(record.addresses)
-        self._transport.remember(peer, usable)
-        self.contacts.hear(peer, usable, self._unix_s())
+        self._transport.remember(machine, usable)
+        self.contacts.hear(machine, usable, self._unix_s())
         if record.state in TELLING:
             self._totals[peer] = record.progress.total
             self.contacts.trained(self._run_id, median_low(self._totals.values()))
@@ -139,7 +139,7 @@ class CallDirectory:
         """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
         are `doubtful`."""
         me = self._transport.peer_id
-        self._book.prefer(lambda peer: peer == me or works(peer), doubtful)
+        self._book.prefer(lambda peer: machine_of(peer) == me or works(peer), doubtful)
 
     async def close(self) -> None:
         """Look for nobody any more."""
@@ -151,10 +151,11 @@ class CallDirectory:
     # The port.
 
     async def announce(self, record: wire.SignedRecord) -> bool:
-        """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
-        within SMALL_CALL_S."""
+        """Publish our record, or one of a part of this machine, until its expiry, which must be later than the previous
+        one's. False if no peer stored it within SMALL_CALL_S."""
         own = check_record(record, run_id=self._run_id)
-        self._own = record
+        if own.peer_id == self._transport.peer_id:
+            self._own = record
         stored = list[bool | None]()
         if not self._book.take(own.stage, record, self._unix_s()):
             return False
@@ -174,7 +175,7 @@ class CallDirectory:
         """Whether `peer` keeps our record; None if it did not answer."""
         if peer == self._transport.peer_id:
             return True
-        answer = await self._ask(peer, call_pb2.RecordsRequest(place=own.stage, announces=True))
+        answer = await self._ask(peer, call_pb2.RecordsRequest(place=own.stage, announces=True), record)
         return None if answer is None else answer.kept
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
@@ -215,7 +216,8 @@ class CallDirectory:
             await self._look(place)
 
     def _members(self, place: int) -> list[PeerId]:
-        return self._speaking(sorted(self._book.known(place, self._unix_s())))
+        """The machines that are known at `place`."""
+        return self._speaking(sorted({machine_of(peer) for peer in self._book.known(place, self._unix_s())}))
 
     def _speaking(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """The ones of `peers` that may answer a RecordsRequest, without this node."""
@@ -223,10 +225,12 @@ class CallDirectory:
         mute = self._mute
         return [peer for peer in peers if peer != self._transport.peer_id and mute.get(peer, 0.0) <= now_s]
 
-    async def _ask(self, peer: PeerId, request: call_pb2.RecordsRequest) -> call_pb2.Records | None:
-        """The answer of `peer`, which gets our record; None if there is none."""
+    async def _ask(
+        self, peer: PeerId, request: call_pb2.RecordsRequest, record: wire.SignedRecord | None = None
+    ) -> call_pb2.Records | None:
+        """The answer of `peer`, which gets our `record` (None: this machine's own); None if there is none."""
         loop = asyncio.get_running_loop()
-        call = Call(call_pb2.Request(run_id=self._run_id, record=self._own, records=request))
+        call = Call(call_pb2.Request(run_id=self._run_id, record=record or self._own, records=request))
         try:
             answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, RunId, digest64
+from swarmnode.ids import PeerId, RunId, digest64, machine_of
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.membership.peer_table import CROWD_MAX
@@ -75,7 +75,7 @@ class RecordBook:
 
     def take(self, place: int | None, signed: wire.SignedRecord, now_s: float, *, of: PeerId | None = None) -> bool:
         """Keep `signed` if it is valid, newer than the known one, and affordable at Unix time `now_s`; whether it is
-        kept now. No signature is checked twice. `place` None: its own; `of`: only a record of this peer."""
+        kept now. No signature is checked twice. `place` None: its own; `of`: only a record of this machine."""
         try:
             if signed.ByteSize() > SIGNED_BYTES_MAX:
                 return False
@@ -85,7 +85,7 @@ class RecordBook:
         peer = PeerId(told.peer_id)
         expires = told.expires_unix_ms
         place = told.stage if place is None else place
-        if place >= len(self._places) or (of is not None and of != peer):
+        if place >= len(self._places) or (of is not None and of != machine_of(peer)):
             return False
         here = self._places[place]
         known = here.get(peer)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault, Unavailable, cause_of
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, machine_of, part_of, short
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry
 from swarmnode.remembered import Remembered
@@ -242,6 +242,9 @@ class StreamTransport:
         """See ports.Transport."""
         method = call.header.WhichOneof("body")
         assert method is not None, "a call needs a body"
+        if (stage := part_of(peer)) is not None:
+            call.header.to_part = stage + 1
+            peer = machine_of(peer)
         if self._failure.done() and not self._failure.cancelled():
             self._failure.result()
         try:

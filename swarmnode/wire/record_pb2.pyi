@@ -46,7 +46,7 @@ class Blocks(_message.Message):
     def __init__(self, finished_below: _Optional[int] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("run_id", "peer_id", "sequence", "expires_unix_ms", "stage", "state", "addresses", "samples_per_second", "queue", "round", "joined_unix_ms", "version", "progress", "blocks", "state_digest", "boundary_digest", "allowance", "round_stride", "kept_round", "kept_samples", "lost_samples", "lost_at_samples", "saved_samples", "moving_to", "saves_checkpoints", "unable", "stretch", "data_digest")
+    __slots__ = ("run_id", "peer_id", "sequence", "expires_unix_ms", "stage", "state", "addresses", "samples_per_second", "queue", "round", "joined_unix_ms", "version", "progress", "blocks", "state_digest", "boundary_digest", "allowance", "round_stride", "kept_round", "kept_samples", "lost_samples", "lost_at_samples", "saved_samples", "moving_to", "saves_checkpoints", "unable", "span", "stretch", "data_digest")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Record(_message.Message):
     MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     SAVES_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     UNABLE_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
     STRETCH_FIELD_NUMBER: _ClassVar[int]
     DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     run_id: str
@@ -102,9 +103,10 @@ class Record(_message.Message):
     moving_to: int
     saves_checkpoints: bool
     unable: _containers.RepeatedScalarFieldContainer[int]
+    span: int
     stretch: int
     data_digest: bytes
-    def __init__(self, run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., joined_unix_ms: _Optional[int] = ..., version: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., boundary_digest: _Optional[bytes] = ..., allowance: _Optional[_Union[Allowance, _Mapping]] = ..., round_stride: _Optional[int] = ..., kept_round: _Optional[int] = ..., kept_samples: _Optional[int] = ..., lost_samples: _Optional[int] = ..., lost_at_samples: _Optional[int] = ..., saved_samples: _Optional[int] = ..., moving_to: _Optional[int] = ..., saves_checkpoints: _Optional[bool] = ..., unable: _Optional[_Iterable[int]] = ..., stretch: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., **kwargs) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., addresses: _Optional[_Iterable[str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., joined_unix_ms: _Optional[int] = ..., version: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., boundary_digest: _Optional[bytes] = ..., allowance: _Optional[_Union[Allowance, _Mapping]] = ..., round_stride: _Optional[int] = ..., kept_round: _Optional[int] = ..., kept_samples: _Optional[int] = ..., lost_samples: _Optional[int] = ..., lost_at_samples: _Optional[int] = ..., saved_samples: _Optional[int] = ..., moving_to: _Optional[int] = ..., saves_checkpoints: _Optional[bool] = ..., unable: _Optional[_Iterable[int]] = ..., span: _Optional[int] = ..., stretch: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., **kwargs) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("record", "signature")

@@ -10,6 +10,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from swarmnode import owner
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, seeded, swarm_of
+from swarmnode.ids import PeerId, RunId, part_of, seeded, swarm_of
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
@@ -35,8 +36,11 @@ from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import NoticeKind, Notices
 from swarmnode.node.served_stage import ServedStage
+from swarmnode.node.shared_transport import SharedTransport
+from swarmnode.node.span import SpanPorts
 from swarmnode.parted_work import GivenEarly, Parts, run_whole
 from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.span import block_around, within
 from swarmnode.ports import Priority, Replica, StreamingMessage, Tape, WireTensor
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
@@ -182,6 +186,7 @@ class Villager:
     task: asyncio.Task[DrainReport] | None = None
     saved: list[tuple[int, int, int]] = field(default_factory=list)
     replica: Recording | None = None
+    parts: "dict[int, Villager]" = field(default_factory=dict)  # of the machine's further stages
 
     @property
     def served(self) -> ServedStage:
@@ -192,7 +197,8 @@ class Villager:
     @property
     def fed(self) -> int:
         """Samples that it has fed, in its own book."""
-        return self.node.presence.progress.feeders.get(self.node.me, 0)
+        own = self.node.presence.progress.feeders.get(self.node.me, 0)
+        return own + sum(part.fed for part in self.parts.values())
 
     async def die(self) -> None:
         """Gone without a word, as by SIGKILL."""
@@ -230,8 +236,10 @@ class Village:
         base: Callable[[Quiet], SetPorts[BaseIndex]] | None = None,
         role: NodeRole = NodeRole.ANY,
         again: Villager | None = None,
+        room: int = 1,
     ) -> Villager:
-        """`again`: start with the key of this one, which has died, as a process that restarts at the same home."""
+        """`again`: start with the key of this one, which has died, as a process that restarts at the same home.
+        `room`: stages that this machine's memory holds."""
         identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32) if again is None else again.identity
         quiet = Quiet()
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
@@ -246,22 +254,35 @@ class Village:
         async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
             saved.append((stage, round_index, total))
 
-        def replica(run: Manifest, stage: int) -> Replica:
+        def replica(who: Identity, run: Manifest, stage: int) -> Replica:
             made = (kind or Recording)(run, stage)
-            made.outer.sender = identity.peer_id
-            if stage == villager.node.stage:  # else it is to judge another's answer
-                villager.replica = made
+            made.outer.sender = who.peer_id
+            owner = villager if who is identity else villager.parts[part_of(who.peer_id) or 0]
+            if stage == owner.node.stage:  # else it is to judge another's answer
+                owner.replica = made
                 self.made.append(made)
             return made
 
+        def part(stage: int) -> Node:
+            own = identity.part(stage)
+            ports = replace(world, transport=shared.member(own.peer_id), identity=own)
+            made = Node(self.run, RUN, replace(ports, replica=partial(replica, own)), self.cut)
+            villager.parts[stage] = Villager(made, transport, quiet, own)
+            return made
+
+        def block(stage: int) -> range:
+            stages = self.run.pipeline.stages
+            return block_around(stage, stages, min(room, self.run.pipeline.span_max), lambda it: within(it, unable))
+
+        shared = SharedTransport(transport)
         world = NodePorts(
-            transport=transport,
+            transport=shared.member(identity.peer_id),
             directory=MemoryDirectory(self.network, swarm_of(RUN, self.cut), clock),
             compute=compute,
             clock=clock,
             telemetry=quiet,
             identity=identity,
-            replica=replica,
+            replica=partial(replica, identity),
             samples=samples or (lambda: self.text(self.run)),
             probe=(lambda *_: None) if virtual else membership_handlers.forward,  # virtual time is the same anyway
             save=save,
@@ -275,7 +296,9 @@ class Village:
             base=None if base is None else base(quiet),
             role=role,
         )
-        villager = Villager(Node(self.run, RUN, world, self.cut), transport, quiet, identity, saved=saved)
+        villager = Villager(
+            Node(self.run, RUN, world, self.cut, SpanPorts(block, part)), transport, quiet, identity, saved=saved
+        )
         villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))
         self.people.append(villager)
         return villager

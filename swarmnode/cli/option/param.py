@@ -247,6 +247,7 @@ NETWORK_OPTIONS = together(
 )
 DISK = Parsed("size", parse_nbytes)
 STAGE = click.IntRange(0, STAGES_MAX - 1)
+STAGE_COUNT = click.IntRange(1, STAGES_MAX)
 DURATION = Parsed("duration", parse_duration)
 CARD = Parsed("GB", check_card)
 RATE = Parsed("Mbit", parse_rate)
