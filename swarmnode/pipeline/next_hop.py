@@ -4,6 +4,7 @@ retry."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused,
 from swarmnode.ids import PeerId, RunId, machine_of, part_id, short
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.span import entries
@@ -33,6 +34,9 @@ FINISH_SHARE = 0.9
 # queued for it than for its compute thread, which needs one piece at a time (simulated: home-8b without faults, samples
 # a second after the first 40 minutes: counted whole 7.9, half 8.5, not at all 8.8 with all windows at their maximum).
 LINE_SHARE = 0.5
+# Guess: a machine does the next stage itself unless another is so many times as fast: a hop costs line and time, and
+# where stages are equally fast all queues are alike. Less, and it would send out what others send in.
+ESCAPE = 3.0
 REPLY_SLACK_BYTES = 4096
 
 
@@ -285,22 +289,44 @@ class NextHop:
     def _pick(self, stage: int, samples: int, tried: Collection[PeerId]) -> tuple[PeerId | None, str]:
         """The router's choice for `stage`, of the replicas that begin a span there as long as one of them can take it:
         the others get their microbatches from the stage before on their own machine (pipeline/span.py)."""
-        router, now = self._routers[stage], asyncio.get_running_loop().time()
-        if self._swarm is not None and stage:
-            swarm = self._swarm()
-            before, here = (swarm.stages[one] for one in (stage - 1, stage))
-            inner = entries([one.peer for one in before], [one.peer for one in here])[1]
-            if inner:
-                peer, choice = router.choose(now, samples, {*tried, *inner})
-                if peer is not None:
-                    return peer, choice
+        router = self._routers[stage]
+        now = asyncio.get_running_loop().time()
+        if inner := self._entries(stage)[1]:
+            peer, choice = router.choose(now, samples, {*tried, *inner})
+            if peer is not None:
+                return peer, choice
         return router.choose(now, samples, tried)
+
+    def _entries(self, stage: int) -> tuple[list[Member], frozenset[PeerId]]:
+        """(the replicas of `stage` that begin a span there, the peer ids of the others)."""
+        if self._swarm is None or not stage:
+            return [], frozenset()
+        swarm = self._swarm()
+        return entries(swarm.stages[stage - 1], swarm.stages[stage])
 
     def _mate(self, stage: int) -> PeerId:
         """The id that this machine has at `stage`, if it serves that stage."""
         own = machine_of(self.transport.peer_id)
         part = part_id(own, stage)
         return part if part in self._routers[stage] else own
+
+    def _keeps(self, mate: PeerId, stage: int, samples: int, tried: Collection[PeerId]) -> bool:
+        """Whether the microbatch goes to `mate`, this machine's own replica of `stage`: unless that one is ESCAPE times
+        as slow, for a stage, as another machine whose span begins there."""
+        router = self._routers[stage]
+        now = asyncio.get_running_loop().time()
+        if mate in tried or not router.takes(mate, now):
+            return False
+        heads = [head for head in self._entries(stage)[0] if head.peer not in tried and router.takes(head.peer, now)]
+        least_s = min((router.seconds(head.peer, samples) / head.span for head in heads), default=math.inf)
+        return router.seconds(mate, samples) <= ESCAPE * least_s * self._left(stage)
+
+    def _left(self, stage: int) -> int:
+        """Consecutive stages that this machine serves from `stage` on, which it does."""
+        own = machine_of(self.transport.peer_id)
+        later = () if self._swarm is None else self._swarm().stages[stage + 1 :]
+        ours = (any(machine_of(member.peer) == own for member in members) for members in later)
+        return 1 + sum(itertools.takewhile(bool, ours))
 
     async def _choose(
         self, stage: int, samples: int, tried: Collection[PeerId], deadline: float
@@ -310,7 +336,7 @@ class NextHop:
         loop = asyncio.get_running_loop()
         router = self._routers[stage]
         mate = self._mate(stage)
-        if router.takes(mate, loop.time()) and mate not in tried:
+        if self._keeps(mate, stage, samples, tried):
             return mate, "on this machine"
         peer, choice = self._pick(stage, samples, tried)
         charged: dict[PeerId, float] = {}  # peer asked -> seconds charged

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from swarmnode.ids import PeerId, machine_of
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.pipeline.rebalance import RebalanceRules, load
 
 
@@ -30,15 +30,20 @@ def share_of(stage: int, block: Sequence[int], costs: Sequence[float]) -> float:
     return costs[stage] / sum(costs[one] for one in block) if stage in block else 1.0
 
 
-def entries(before: Iterable[PeerId], here: Iterable[PeerId]) -> tuple[list[PeerId], frozenset[PeerId]]:
-    """(the replicas of a stage that begin a span there, those whose machine serves the stage `before` too).
+def entries(before: Iterable[Member], here: Iterable[Member]) -> tuple[list[Member], frozenset[PeerId]]:
+    """(the replicas of a stage that begin a span there, the peer ids of those whose machine serves the stage `before`).
 
     The latter get their microbatches from their own machine. Stages that are equally fast get as many there as the
     machines send whose spans end before, so each machine's work comes to it whole."""
-    machines = {machine_of(peer) for peer in before}
-    inner = [peer for peer in here if machine_of(peer) in machines]
-    within = frozenset(inner)
-    return [peer for peer in here if peer not in within], within
+    machines = {machine_of(member.peer) for member in before}
+    heads = list[Member]()
+    inner = set[PeerId]()
+    for member in here:
+        if machine_of(member.peer) in machines:
+            inner.add(member.peer)
+        else:
+            heads.append(member)
+    return heads, frozenset(inner)
 
 
 def within(block: range, unable: Collection[int]) -> bool:

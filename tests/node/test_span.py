@@ -7,9 +7,10 @@ import torch
 
 from swarmnode.ids import part_id
 from swarmnode.manifest import Manifest
-from tests.node.test_gradient import steps
+from swarmnode.wire.record_pb2 import NODE_STATE_LEFT
+from tests.node.test_gradient import all_step, steps
 from tests.node.test_pipeline_steps import run_of
-from tests.support.village import Village, Villager, manifest, village
+from tests.support.village import Village, Villager, manifest, told, village
 
 pytestmark = pytest.mark.loop("village")
 
@@ -50,3 +51,56 @@ async def test_replicas_of_a_span_stay_equal_to_the_bit_with_those_of_pipelines(
             assert len(mates) >= 2
             for mate in mates[1:]:
                 assert torch.equal(mates[0].replica.stage.theta, mate.replica.stage.theta), f"stage {stage}"
+
+
+async def test_a_span_is_one_hop() -> None:
+    sent: list[tuple[str, str]] = []
+
+    async def link(sender: str, receiver: str, nbytes: int) -> None:
+        sent.append((sender, receiver))
+
+    async with village(spanning(manifest())) as v:
+        whole = v.add(0, room=3)
+        await v.until(lambda: len(whole.parts) == 2 and whole.fed > 50, "one machine trains the whole model")
+        v.network.link = link
+        await v.trains(200, "nothing of it goes over the line")
+        assert not sent
+        assert whole.parts[2].served.hop.samples >= 200
+
+
+async def test_a_killed_span_is_missed_at_each_of_its_stages_and_no_more() -> None:
+    async with village(spanning(run_of())) as v:
+        wide = v.add(1, room=2)
+        for stage in (0, 0, 1, 2):
+            v.add(stage)
+        await all_step(v, 5)
+        await v.people.pop(v.people.index(wide)).die()
+        await all_step(v, 10)
+
+
+async def test_a_span_hands_over_what_it_learned_and_leaves_as_a_whole() -> None:
+    async with village(spanning(manifest())) as v:
+        wide = v.add(1, room=2)
+        for stage in (0, 1, 2):
+            v.add(stage)
+        await v.fed(300)
+        wide.notices.leave()
+        assert wide.task is not None
+        report = await wide.task
+        assert report.clean
+        assert all(part.node.state == NODE_STATE_LEFT for part in wide.parts.values())
+        await v.trains(100, "the others go on")
+
+
+async def test_a_block_moves_as_a_whole_to_the_stages_that_are_slower() -> None:
+    run = spanning(manifest(4))
+    pipeline = replace(run.pipeline, rebalance_period_s=5.0, min_keep=1, span_max=2)
+    async with village(replace(run, pipeline=pipeline, model=replace(run.model, layers=4))) as v:
+        wide = v.add(2, room=2)
+        for stage in (0, 1, 2, 3, 2, 3):
+            v.add(stage, unable=frozenset({0, 1, 2, 3} - {stage}))
+        await v.until(lambda: {wide.node.stage, *wide.parts} == {2, 3}, "it begins in the second half")
+        await v.until(lambda: bool(told(wide, "stage.moved")), "it moves")
+        await v.until(lambda: wide.node.served is not None and wide.node.stage == 0, "it serves the first half")
+        assert told(wide, "span.chosen")[-1] == {"first": 0, "stages": 2}
+        await v.trains(100, "all go on")

@@ -52,8 +52,8 @@ def member(machine: str, stage: int, speed: float = 1.0, span: int = 1) -> Membe
 
 def test_microbatches_enter_a_machine_where_its_span_begins() -> None:
     before, here = ([member("a", stage, span=2), member("b", stage), member("c", stage)] for stage in (0, 1))
-    heads, inner = entries([one.peer for one in before[:2]], [one.peer for one in here])
-    assert heads == ["c"]
+    heads, inner = entries(before[:2], here)
+    assert [head.peer for head in heads] == ["c"]
     assert inner == {part_id(PeerId("a"), 1), "b"}
 
 
