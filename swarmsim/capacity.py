@@ -21,7 +21,8 @@ def costs(world: World) -> list[float]:
 
 def optimum(world: World, training: Sequence[SimNode]) -> float:
     """Samples per second of the slowest stage, if each of the `training` machines did nothing but train."""
-    speeds, due = [0.0] * len(world.parts), costs(world)
+    speeds = [0.0] * len(world.parts)
+    due = costs(world)
     for sim_node in training:
         stages = sim_node.stages
         for stage in stages:

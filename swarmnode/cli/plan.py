@@ -81,7 +81,8 @@ def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[st
 
 def _stages(row: Candidate) -> str:
     """`16`, or `16 in 6.8 hops` where machines serve several."""
-    stages, hops = row.manifest.pipeline.stages, row.plan.hops
+    stages = row.manifest.pipeline.stages
+    hops = row.plan.hops
     return str(stages) if row.manifest.pipeline.span_max == 1 else f"{stages} in {hops:.1f} hops"
 
 

@@ -542,7 +542,8 @@ def _node(
 def _block(process: DaemonContext, stage: int) -> range:
     """The stages that this machine serves where it serves `stage`: all around it that its memory holds."""
     assert process.fit is not None, "a bootstrap is no node"
-    pipeline, options = process.manifest.pipeline, process.options
+    pipeline = process.manifest.pipeline
+    options = process.options
     most = min(pipeline.span_max, options.stages_max or pipeline.span_max)
     return block_around(stage, pipeline.stages, most, process.fit.holds)
 

@@ -74,7 +74,8 @@ class Admission:
 
     def refusal(self, peer: PeerId, reason: str) -> Forbidden:
         """The refusal for `peer`. If the owner's list excludes it, the signed list is attached as evidence."""
-        access_list, peer = self.rules.access_list, machine_of(peer)
+        access_list = self.rules.access_list
+        peer = machine_of(peer)
         shown = self._passes.get(peer)
         listed = peer in access_list.banned or (shown is not None and grant_name(shown.grant) in access_list.revoked)
         return Forbidden(reason, self.signed.SerializeToString() if listed and self.signed is not None else b"")

@@ -17,6 +17,7 @@ from swarmnode.concurrency import background_tasks, forever
 from swarmnode.errors import KeyInUse
 from swarmnode.ids import PeerId, RunId, short, swarm_of
 from swarmnode.manifest import Manifest
+from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.liveness import Pinger
 from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.node.caller_check import CallerCheck
@@ -31,7 +32,7 @@ from swarmnode.node.presence import Presence, StageStatus
 from swarmnode.node.report import measuring
 from swarmnode.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.node.served_stage import METHODS, ServedStage
-from swarmnode.node.span import PartNode, Span, SpanPorts
+from swarmnode.node.span import PartNode, ServedSpan, SpanPorts
 from swarmnode.node.stage_change import StageTransfer
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
@@ -56,12 +57,7 @@ class Node:
         self._manifest = manifest
         self._cut = cut
         self._amendments = None if ports.admission is None else ports.admission.amendments
-        earlier = None
-        known = self._amendments
-        if cut and known is not None:
-            before = known.cuts[known.cuts.index(cut) - 1]
-            until = known.chain[cut - 1].from_round
-            earlier = EarlierCut(before, known.after(cut - 1), until)
+        earlier = _cut_before(self._amendments, cut)
         self.ports = ports
         self._telemetry = ports.telemetry
         self._slot = slot = StageSlot()
@@ -130,7 +126,7 @@ class Node:
         self._leaving = False
         self._notices: Notices | None = None
         self._spans = spans
-        self._span: Span | None = None
+        self._span: ServedSpan | None = None
         self._served_before = 0  # stages, and times that one was entered again
         self._register()
 
@@ -265,7 +261,7 @@ class Node:
         if len(block) == 1:
             self.presence.note(span=block)
             return
-        self._span = span = Span(block, at, self._spans.make)
+        self._span = span = ServedSpan(block, at, self._spans.make)
         self.presence.parts = [part.presence for part in span.parts.values()]
         self.presence.note_of_machine(span=block, allowance=status.allowance, gives=status.gives)
         self.pause_control.followers = [part.pause_control for part in span.parts.values()]
@@ -393,3 +389,11 @@ class Node:
         """Write the stage to disk: this machine may be taken away soon, perhaps without another word."""
         if self.served is not None:
             tasks.create_task(self.served.save())
+
+
+def _cut_before(amendments: Amendments | None, cut: int) -> EarlierCut | None:
+    """The stages as they were before amendment `cut` cut them anew; None where none did."""
+    if not cut or amendments is None:
+        return None
+    before = amendments.cuts[amendments.cuts.index(cut) - 1]
+    return EarlierCut(before, amendments.after(cut - 1), amendments.chain[cut - 1].from_round)

@@ -128,7 +128,8 @@ class MemberTransport:
         self._shared.withdraw(self._part)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
-        machine, method = machine_of(peer), call.header.WhichOneof("body")
+        machine = machine_of(peer)
+        method = call.header.WhichOneof("body")
         assert method is not None, "a call needs a body"
         if machine == self._transport.peer_id and peer != self._peer:
             return await self._shared.call_here(self._peer, peer, method, call, timeout_s)

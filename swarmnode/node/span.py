@@ -42,7 +42,7 @@ class PartTelemetry:
 
 
 class PartNode(Protocol):
-    """What a span needs of a node (node.py)."""
+    """Node (node.py), as a span needs it."""
 
     presence: Presence
     pause_control: PauseControl
@@ -64,14 +64,14 @@ class PartNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpanPorts:
-    """How a machine serves several stages: `block` gives those that it serves if it serves a given one, `make` the node
+    """The ports of a span: `block` gives the stages that it serves if it serves a given one, `make` the node
     of its part for a stage."""
 
     block: Callable[[int], range]
     make: Callable[[int], PartNode]
 
 
-class Span:
+class ServedSpan:
     """The parts of a machine whose node serves the stage `at` of `block`; none for a block of one stage."""
 
     def __init__(self, block: range, at: int, make: Callable[[int], PartNode]) -> None:

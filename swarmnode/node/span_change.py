@@ -62,7 +62,8 @@ class BlockRebalancer:
         return (self._period_s if whole else min(soon_s, self._period_s)) * (0.9 + 0.2 * self._rng.random())
 
     def _look(self) -> tuple[range | None, str]:
-        presence, block = self._presence, self._context.block
+        presence = self._presence
+        block = self._context.block
         if presence.status.state != record_pb2.NODE_STATE_TRAINING or block is None:
             return None, "not training"
         swarm = staying(presence.peer_table.swarm(), self._context.ports.clock.unix_s())

@@ -50,7 +50,8 @@ def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
 def blocks_of(manifest: Manifest, kind: MachineKind | None) -> tuple[range, ...]:
     """By stage, the stages that a machine of `kind` serves where it serves that one; none where it cannot. `kind` None:
     a machine with all the memory that there can be."""
-    stages, most = manifest.pipeline.stages, manifest.pipeline.span_max
+    stages = manifest.pipeline.stages
+    most = manifest.pipeline.span_max
     if kind is None:
         return tuple(block_around(stage, stages, most, lambda block: True) for stage in range(stages))
     fit = fit_of(manifest, kind)
