@@ -349,7 +349,7 @@ def _table(found: Plan, tokens: float, *, cards: bool) -> None:
     console.print(
         f"up and memory: of each node; {memory}kept a day: odds that the stage does not die out\n", highlight=False
     )
-    if found.hops < len(found.stages):
+    if found.replicas_min and found.hops < len(found.stages):
         console.print(
             f"machines serve what their memory holds: a microbatch visits {found.hops:.1f} of them on its way through"
             f" {len(found.stages)} stages",

@@ -258,7 +258,7 @@ class Node:
             return
         block = self._spans.block(at)
         status = self.presence.status
-        if len(block) == 1:
+        if len(block) <= 1:
             self.presence.note(span=block)
             return
         self._span = span = ServedSpan(block, at, self._spans.make)

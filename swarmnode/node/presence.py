@@ -477,7 +477,7 @@ class Presence:
             return
         self.peer_table.excluded.add(machine)
         there = [member.peer for member in self.peer_table.swarm().members() if machine_of(member.peer) == machine]
-        for one in {peer, *there}:
+        for one in dict.fromkeys([peer, *there]):
             self.peer_table.forget(one)
             self.run_progress.clock.history.forget(one)
             self.blocks_heard.pop(one, None)
