@@ -50,8 +50,18 @@ def test_receipts_of_others_are_told_and_their_words_are_text(tmp_path: Path) ->
 def test_its_commands_are_verbs_with_these_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = report_text(run_report(TINY, "r" * 64, {}, [], "runs/x", "runs/x/archive"))
     commands = re.findall(r"^swarmnode (\w+)(.*)$", text, re.MULTILINE)
-    assert [verb for verb, _ in commands] == ["generate", "export", "export", "eval", "up", "coordinator"]
+    assert [verb for verb, _ in commands] == ["generate", "export", "export", "chat", "eval", "up", "coordinator"]
     for verb, given in commands:
         assert main([verb, "--help"]) == 0
         shown = capsys.readouterr().out
         assert all(flag in shown for flag in re.findall(r"--[a-z]+", given.partition("#")[0]))
+
+
+def test_words_of_a_model_stay_in_their_block() -> None:
+    tree = run_report(TINY, "r" * 64, {}, [], "runs/x", "runs/x/archive")
+    tree["texts"] = [{"prompt": "a", "text": "```\n# a heading of the model's\n````"}]
+    text = report_text(tree)
+    fence = re.search(r"^(`{4,})text$", text, re.MULTILINE)
+    assert fence is not None
+    block = text.split(f"{fence[1]}text\n")[1].split(f"\n{fence[1]}\n")[0]
+    assert "# a heading" in block and "## What it writes" in text
