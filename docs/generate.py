@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from swarmnode.manifest.spec import FIELDS, TABLES, Manifest
 from swarmnode.membership.words import WORDS
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
+from swarmnode.trust.verdict import VERDICTS
 
 HERE = Path(__file__).parent
 CODE_COLUMNS = 96
@@ -191,21 +192,33 @@ def documented(called: str, value: Any) -> Iterator[str]:
 PAGES = {"api.md": api, "metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
 
 
-BEGIN = "<!-- Made by docs/generate.py from swarmnode/membership/words.py -->"
 END = "<!-- made until here -->"
 
 
 def security() -> str:
-    """The page on security, with the table of what a peer's words decide as the code has it."""
-    page = (HERE / "security.md").read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    rows = (
+    """The page on security, with its tables as the code has them: what a peer's words decide, and verdicts."""
+    words = (
         (f"`{row.message}`: {', '.join(f'`{field}`' for field in row.fields)}", row.decides, row.bound, row.code)
         for row in WORDS
     )
-    made = "\n".join(table(("who says it", "what it decides", "what bounds it", "code"), rows))
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+    sizes = {(1, 2, 3): "any", (2, 3): "two and more", (2,): "two", (3,): "three and more"}
+    weights = {None: "any", True: "those that answered, or a few steps later", False: "others"}
+    verdicts = (
+        (row.evidence.value, weights[row.comparable], sizes[row.stages], row.verdict.value, row.why) for row in VERDICTS
+    )
+    page = (HERE / "security.md").read_text()
+    page = with_table(page, "membership/words.py", ("who says it", "what it decides", "what bounds it", "code"), words)
+    heads = ("evidence about an answer", "weights that made it again", "replicas", "verdict on its server", "because")
+    return with_table(page, "trust/verdict.py", heads, verdicts)
+
+
+def with_table(page: str, source: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """`page` with the table that is made from `source` in its place."""
+    begin = f"<!-- Made by docs/generate.py from swarmnode/{source} -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(END)
+    made = "\n".join(table(heads, rows))
+    return f"{before}{begin}\n\n{made}\n\n{END}{after}"
 
 
 PAGES["security.md"] = security

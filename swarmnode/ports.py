@@ -317,6 +317,27 @@ class Verdict:
     reason: str
 
 
+EQUAL = "equal to our own"
+"""The reason of a verdict on a packet that is our own, sent back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacketMeasures:
+    """Measures of one packet: |D_i|, |theta_j - theta_i| and |phi_i|. For a packet of D_j, theta_j = phi_i + D_j."""
+
+    own_norm: float
+    gap: float
+    weights_norm: float = math.inf
+
+
+class Guard(Protocol):
+    """One replica's memory of the packets that it took, which judges the next (trust/robust.py)."""
+
+    def judge(self, measures: PacketMeasures) -> Verdict: ...
+
+    def limit(self, measures: PacketMeasures) -> tuple[float, str]: ...
+
+
 @dataclass(slots=True)
 class OuterReport:
     """Result of one outer step: replicas averaged (own included), norms of the own pseudo-gradient and of the step

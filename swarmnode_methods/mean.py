@@ -31,8 +31,7 @@ from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.manifest import OuterConstants
-from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
-from swarmnode.trust.robust import PacketMeasures
+from swarmnode.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 

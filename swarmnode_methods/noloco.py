@@ -17,8 +17,7 @@ from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.manifest import OuterConstants
 from swarmnode.model.tensor import begin_to_host, copy_over, marked_now
-from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
-from swarmnode.trust.robust import PacketMeasures
+from swarmnode.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_REMOTE = 1 << 22  # beside a card: measured on an H200's host, with 4 to 12 threads: half the time of 2^18

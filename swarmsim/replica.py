@@ -15,6 +15,7 @@ import numpy as np
 
 from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.outer import ALL
 from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
 from swarmnode.model.adapter import trained_count
@@ -30,6 +31,7 @@ from swarmnode.ports import (
     Neighbour,
     OuterReport,
     Packet,
+    PacketMeasures,
     State,
     StepReport,
     StreamingMessage,
@@ -37,7 +39,7 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
-from swarmnode.trust.robust import PacketMeasures, guard
+from swarmnode.trust.robust import PacketGuard
 from swarmsim.law import Laws
 
 DIMENSIONS = 3
@@ -134,7 +136,7 @@ class FakeReplica:
         self._marked: tuple[int, Vector] | None = None
         # Of the marked round: giver, round made in, whether it was a fallback.
         self._refused: list[tuple[int, int, bool]] = []
-        self._guard = guard(manifest.gossip.acceptance)
+        self._guard = None if manifest.gossip.acceptance == ALL else PacketGuard()
         self._version = 0
         self.accumulated = self.recomputed = self.clipped = self.out_of_memory = self.held_nbytes = 0
         self.inner_steps = 0

@@ -31,6 +31,7 @@ import psutil
 import uvloop
 
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import bare, receipt
 from swarmnode.header import HEADER_BYTES_MAX, VERSION, seal_request
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
@@ -42,7 +43,6 @@ from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.p2pd_process import DIAL_TIMEOUT_S
 from swarmnode.transport.stream import P2pdStream
-from swarmnode.trust.acceptance import bare, receipt
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 

@@ -23,10 +23,9 @@ from benchmarks.method.gossip import in_processes, measured_before, spec
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
-from swarmnode.gossip.outer import Outer, outer
+from swarmnode.gossip.acceptance import PROVEN, Reputation
+from swarmnode.gossip.outer import ALL, CLIPPED, Outer, outer
 from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
-from swarmnode.trust.acceptance import PROVEN, Reputation
-from swarmnode.trust.robust import ALL, CLIPPED
 from swarmnode_methods.fragment import fragment
 from swarmnode_methods.mean import DeltaMean
 

@@ -1,11 +1,11 @@
 """The steering that pushes a stage farthest before a caller suspects it (`bench attack --attacks search`).
 
 The attacker knows the code and its limits. It tries each cosine, length, direction and share of lies against the real
-tests (`trust/audit.py`), with honest answers, distances and sketches as recorded in the demo
+tests (`trust/mean_answers.py`), with honest answers, distances and sketches as recorded in the demo
 (tests/trust/recorded_checks.json). A lie of cosine c and length l, beside an honest pair of cosine h, along a steady
 direction whose unit tensor has the sketch v, where an honest answer has the sketch s:
 
-    distance = 1 - c h + (l + 1 / l) / 2 - 1,    sketch = c s + sqrt(1 - c^2) v,    push = l sqrt(1 - c^2)
+    sketch = c s + sqrt(1 - c^2) v,    push = l sqrt(1 - c^2)
 
 `push` is summed over the answers that the caller uses, in lengths of an honest gradient; `each`: for one of the liar's
 answers, on average. What is pushed is no measure of harm: that is the live bench's.
@@ -24,6 +24,7 @@ from typing import Any
 
 from swarmnode.ids import PeerId, seeded
 from swarmnode.trust.audit import Audits
+from swarmnode.trust.verdict import CLOSE, Evidence, verdict
 
 RECORDED = Path(__file__).parents[2] / "tests/trust/recorded_checks.json"
 WAYS = {"mean": "steer", "bias": "steer toward=bias cosine=.98 length=1"}  # directions, and a life recorded with each
@@ -31,15 +32,15 @@ COSINES = (0.5, 0.72, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 LENGTHS = (1.0, 1.3, 1.8)
 EVERY = (1, 3, 10)
 STAGE = 1
-LIFE = 1000  # answers of the liar to one caller in a life
-LIVES = 9
+LIFE = 1000
+LIVES = 9  # answers of the liar to one caller in a life
 SHARE = 0.02
 
 
 def direction(lives: dict[str, Any], way: str) -> list[float]:
     """The sketch of the unit tensor that the lies of a recorded life point along."""
     checks = lives[WAYS[way]]
-    cosine, length = {"mean": (0.72, 1.8), "bias": (0.98, 1.0)}[way]
+    (cosine, length) = {"mean": (0.72, 1.8), "bias": (0.98, 1.0)}[way]
     push = length * math.sqrt(1.0 - cosine * cosine)
     return [statistics.fmean(column) / push for column in zip(*(one["residual"] for one in checks), strict=True)]
 
@@ -80,17 +81,15 @@ def life(
             pushed += push * lies
         if not audits.chosen(server, rng.random()):
             continue
-        audits.spent(server)
+        audits.spent()
         distance = one["distance"]
         if lies:
             distance = 1.0 - cosine * (1.0 - distance) + (length + 1.0 / length) / 2.0 - 1.0
-        short = audits.shortfall(STAGE).short(distance)
-        audits.shortfall(STAGE).observe(server, distance)
-        if not short:
-            audits.right(server)
-        elif server != liar and audits.suspected(server, STAGE):
-            wronged = True
-            audits.clear(server, STAGE, distance)  # its own weights explain its answers
+        found = Evidence.AGAIN_SAME if distance <= CLOSE else Evidence.AGAIN_OTHER
+        if found is Evidence.AGAIN_OTHER and lies:  # its own weights judge it
+            audits.means(STAGE).put_aside(server, float(seen))
+        audits.record(server, verdict(found, replicas), b"", float(seen))
+        wronged = wronged or (server != liar and audits.unusable(server, STAGE))
     return answers, pushed, wronged
 
 

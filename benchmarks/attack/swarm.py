@@ -31,7 +31,7 @@ from swarmnode.manifest import (
 from swarmnode.metrics import name
 from swarmnode.model.device import use_one_thread
 from swarmnode.planner.fleet import MachineKind, parse_fleet
-from swarmnode.trust.state_check import apart
+from swarmnode.transfer.state_slices import apart
 from swarmsim import event_queue, real_training
 from swarmsim.life import SimulatedLife
 from swarmsim.machine import Meter

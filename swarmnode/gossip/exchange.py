@@ -31,6 +31,7 @@ from statistics import median_low
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Busy, Unavailable
+from swarmnode.gossip.acceptance import NEWCOMER, Acceptance
 from swarmnode.gossip.butterfly.driver import Butterfly, HeldRound, Meeting
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
@@ -55,7 +56,6 @@ from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, Verdict, WireTensor
-from swarmnode.trust.acceptance import NEWCOMER, Acceptance
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet, Priority, Telemetry, Transport, WireTensor
 from swarmnode.remembered import Remembered
-from swarmnode.trust.acceptance import Acceptance
 from swarmnode.wire import call_pb2 as wire
 
 KEPT_MAX = 2  # guess: leavers from which a replica takes a message in a round; other leavers ask another replica

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.fallback_partner import FallbackPartner
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.ids import PeerId, short
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
-from swarmnode.ports import OuterReport, Packet, Priority
-from swarmnode.trust.acceptance import Acceptance
-from swarmnode.trust.robust import EQUAL
+from swarmnode.ports import EQUAL, OuterReport, Packet, Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from swarmnode.recovery.checkpoint import Checkpoint
 from swarmnode.recovery.tensorfile import ITEMSIZE
 from swarmnode.transfer.download import Chunk, DonorClient, DonorLied, DownloadLimits
 from swarmnode.transfer.snapshot import DOWNLOAD_RATE, SLOW, chunk_span
-from swarmnode.trust.state_check import ROUNDS_APART_MAX
+from swarmnode.transfer.state_slices import ROUNDS_APART_MAX
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 

@@ -46,7 +46,7 @@ from swarmnode.ports import (
     WireTensor,
 )
 from swarmnode.recovery import checkfree
-from swarmnode.trust.state_check import apart
+from swarmnode.transfer.state_slices import apart
 
 T = TypeVar("T")
 MARKED = 256  # guess: slow weights in a mark, spread over all, so that a round of a fragment moves some

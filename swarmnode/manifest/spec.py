@@ -266,7 +266,7 @@ class PipelineSpec:
         0.02,
         real(0.0, 1.0),
         "Share of a replica's answers that a second one recomputes for comparison, once it has been right for a"
-        " while; 0: no audits and no signatures.",
+        " while; 0: no audits, no signatures, and no check of states.",
         "guess: costs a replica as much of its arithmetic; see docs/security.md",
     )
     validation_samples: int = key(

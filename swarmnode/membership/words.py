@@ -171,7 +171,7 @@ WORDS = (
         "round stage samples newcomer",
         "a packet's weight in the mean",
         "a packet is judged by its content; its weight is bounded by the others'",
-        "trust/robust.py, trust/acceptance.py",
+        "trust/robust.py, gossip/acceptance.py",
     ),
     _of(
         "Pong",

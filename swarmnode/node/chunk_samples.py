@@ -11,15 +11,15 @@ import numpy as np
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.index import Index
 from swarmnode.data.indexed import IndexedCorpus
+from swarmnode.judge import ASKED_S
 from swarmnode.manifest import Manifest
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import WireTensor
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.transfer.chunk_set import ChunkSet
-from swarmnode.trust.auditor import TIMEOUT_S
 
 AGAIN_EVERY_S = 60.0  # guess: a chunk fetched only to check another feeder costs 0.6 Mbit/s at this pace
-AGAIN_S = TIMEOUT_S  # an auditor waits no longer for it
+AGAIN_S = ASKED_S  # an auditor waits no longer for it
 
 
 class ChunkSamples(Samples):

@@ -14,10 +14,10 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import WAIT_MIN_S, Gossip
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S
 from swarmnode.ids import PeerId, seeded
+from swarmnode.judge import Judge, Trusting, judges
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import GIVING, StageContext, Swarm
-from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
@@ -228,10 +228,9 @@ class ServedStage(StageObserver):
         self._next_hop = NextHop(
             context.run_id, context.transport, presence.routers, telemetry, manifest, presence.peer_table.swarm
         )
-        self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
-        if self.audits.auditor is not None:
-            self._next_hop.passed_over = self.audits.auditor.passed_over
-        self.hop = Hop(here, self._next_hop, self.backlog, history, self.audits, self._replicas, context.transport.work)
+        self.judge = self._judge(tasks)
+        self._next_hop.passed_over = self.judge.passed_over
+        self.hop = Hop(here, self._next_hop, self.backlog, history, self.judge, self._replicas, context.transport.work)
         restored = joined.restored
         self.gossip = Gossip(
             here,
@@ -265,9 +264,9 @@ class ServedStage(StageObserver):
         self.handlers: Mapping[str, Handler] = {  # of METHODS
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),
-            "opening": self._in_service(self.audits.recompute.serve_opening),
-            "accusation": self._in_service(self.audits.serve_accusation),
-            "recompute": self._in_service(self.audits.recompute.serve_recompute),
+            "opening": self._in_service(self.judge.serve_opening),
+            "accusation": self._in_service(self.judge.serve_accusation),
+            "recompute": self._in_service(self.judge.serve_recompute),
             "exchange": self._of_our_line(self.gossip.serve_exchange),
             "butterfly": self._of_our_line(self.gossip.butterfly.serve),
             "final_delta": self._of_our_line(self.gossip.final_deltas.serve, leaves=True),
@@ -758,6 +757,14 @@ class ServedStage(StageObserver):
             return True
         return self.gossip.strangers.proven(feeder) or not meets(self._context.manifest.gossip)
 
+    def _judge(self, tasks: asyncio.TaskGroup) -> Judge:
+        """The judge of this replica's peers. A run that judges nobody does not import what does."""
+        if not judges(self._context.manifest):
+            return Trusting()
+        from swarmnode.node.audit_setup import stage_judge
+
+        return stage_judge(self._context, self.stage, self.replica, tasks, self._training_text)
+
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """Check whether calls to `peers`, which went silent, are still alive."""
         self._next_hop.doubt(peers)
@@ -768,7 +775,7 @@ class ServedStage(StageObserver):
 
     def confirmed(self, peer: PeerId) -> int:
         """Answers of `peer` in a row that were checked and right."""
-        return 0 if self.audits.auditor is None else self.audits.auditor.audits.in_row(peer)
+        return self.judge.confirmed(peer)
 
     def _fed(self, samples: int) -> None:
         self._context.presence.run_progress.record_fed(samples)

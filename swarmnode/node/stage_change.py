@@ -40,9 +40,9 @@ from swarmnode.pipeline.rebalance import (
 from swarmnode.ports import Clock, Replica, Telemetry
 from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.recovery.restore import FIRST_ROUNDS
+from swarmnode.recovery.state_judge import state_judge
 from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import DOWNLOAD_RATE, WHOLE, Snapshot, newcomer_part
-from swarmnode.trust.state_check import StateCheck
 from swarmnode.wire import record_pb2
 
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long
@@ -307,12 +307,14 @@ class StageRebalancer:
         begun_s = loop.time()
         donors = partial(self._donors, move.target)
         client = self._client(move.target, sizes)
-        # Replicas that never meet may differ.
-        check = None if gossip.method == "none" else StateCheck(client, donors, self._replica.apart).compare
+        check = state_judge(self._manifest, client, donors, self._replica.apart)
+        compare = None if check is None else check.compare
         try:
-            state, offer = await replace(client, cut=cut).download(donors, compare=check)
+            state, offer = await replace(client, cut=cut).download(
+                donors, compare=None if check is None else check.compare
+            )
             if cut != WHOLE and not offer.round:  # as restore.py does
-                state, offer = await client.download(donors, compare=check)
+                state, offer = await client.download(donors, compare=compare)
         except Unavailable:
             if self._presence.peer_table.swarm().serving(move.target):
                 raise

@@ -13,6 +13,7 @@ from typing import TypeVar
 from swarmnode.ema import Ema
 from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
+from swarmnode.judge import Claim, Judge, TensorFingerprints
 from swarmnode.membership.receipt import WorkBook
 from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
@@ -22,10 +23,9 @@ from swarmnode.pipeline.backlog import Backlog, InFlight
 from swarmnode.pipeline.feeder_turns import FeederTurns
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
-from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
+from swarmnode.pipeline.stage_worker import HopInput, StageWorker
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.token_rate import TokenWindow
-from swarmnode.trust.statement import HopClaim, HopEvidence, TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.work import TokenCount, Work
 
@@ -79,7 +79,7 @@ class Hop:
     next_hop: NextHop
     backlog: Backlog
     history: PeerHistory
-    audits: StageAudits
+    judge: Judge
     replicas: Callable[[], int] = lambda: 1
     book: WorkBook = field(default_factory=WorkBook)
     step_begun: Callable[[wire.Process], Awaitable[None]] | None = None
@@ -88,7 +88,7 @@ class Hop:
     def __post_init__(self) -> None:
         self.boundary_digest = self.here.replica.boundary_digest()
         self._now = asyncio.get_running_loop().time
-        self.worker = StageWorker(self.here, self._now, self.audits, self._settled)
+        self.worker = StageWorker(self.here, self._now, self.judge, self._settled)
         self.turns = FeederTurns()
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
@@ -121,8 +121,8 @@ class Hop:
         held: InFlight,
     ) -> UnsignedAnswer:
         """The answer to a microbatch of `peer`, made once however often it arrives."""
-        inputs = self.audits.input_auditor if (process.position, process.purpose) == (1, wire.PURPOSE_TRAIN) else None
-        if inputs is not None and inputs.refuses(process):
+        fed = (process.position, process.purpose) == (1, wire.PURPOSE_TRAIN)
+        if fed and self.judge.refuses(process):
             # As a replica without room says it: the feeder does not learn why.
             raise Busy(self.backlog.slots.full(1), retry_after_s=self.backlog.seconds)
         with self._turn(peer, process):
@@ -138,8 +138,8 @@ class Hop:
         )
         if outcome.prints is not None:
             report.inner_steps = outcome.prints.steps
-        if inputs is not None:
-            inputs.observe_input(process, tokens, x)
+        if fed:
+            self.judge.observe_input(process, tokens, x)
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN:
             self.history.record_request(peer)
@@ -167,9 +167,8 @@ class Hop:
         """`answer` with our signed statement of it to `caller`. `repeat` is the input of a caller whose microbatch was
         in work or answered already: the answer is one to that input too, or StartAnew is raised. A statement names
         the caller and its input, so each caller gets its own."""
-        auditor = self.audits.auditor
         prints = answer.prints
-        if auditor is None or prints is None:
+        if prints is None:
             return answer
         if repeat is not None:
             mine = await self.here.compute.run(Priority.BACKWARD, 0, partial(self.worker.fingerprints, repeat))
@@ -177,7 +176,7 @@ class Hop:
                 raise StartAnew("this microbatch was counted here with another input")
         reply = wire.Reply()
         reply.CopyFrom(answer.header)
-        auditor.sign(process, caller, prints, reply.processed)
+        self.judge.sign(process, caller, prints, reply.processed)
         return Answer(reply, answer.tensors, urgent=True)
 
     async def reserve(self, peer: PeerId, call: Call) -> Answer:
@@ -214,7 +213,6 @@ class Hop:
         """Send `y` onward and run the gradient back through the tape. A bad gradient is the next peer's fault: ask
         another."""
         process = hop.process
-        auditor = self.audits.auditor
         while True:
             outcome = await self.next_hop.send(onward(process), y, hop.tokens, deadline)
             assert outcome.peer is not None and outcome.gradient is not None
@@ -223,12 +221,12 @@ class Hop:
             try:
                 # A suspected replica still has to answer, or nothing would ever clear it. Its answers are examined and
                 # not used, as long as another replica can answer.
-                if auditor is not None and auditor.withholds(peer, next_stage):
+                if self.judge.withholds(peer, next_stage):
                     claim, _ = await self._await_worker(
-                        Priority.BACKWARD, partial(self.worker.sketched_claim, y=y, answer=outcome), hop
+                        Priority.BACKWARD, partial(self.worker.measured_claim, y=y, answer=outcome), hop
                     )
                     assert claim is not None
-                    auditor.observe_answer(claim)
+                    self.judge.observe_answer(claim)
                     continue
                 work = partial(self.worker.backward, y, outcome, pending)
                 # The replicas may have changed while the gradient was under way.
@@ -252,21 +250,20 @@ class Hop:
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self.reworked += FORWARD_SHARE * process.samples * result.recomputed
             self._trained(process.samples, result.step)
-            if auditor is not None and result.claim is not None:
+            if result.claim is not None:
                 # Our own caller's audit may ask what this answer was made of.
                 if hop.held is not None:
-                    shown = HopEvidence(y, sent_back, result.claim.statement)
-                    self.audits.recompute.keep(bytes(process.microbatch_id), process.position, shown)
+                    self.judge.keep(process, y, sent_back, result.claim)
                 if not result.early:
-                    auditor.observe_answer(result.claim)
+                    self.judge.observe_answer(result.claim)
             return outcome
 
-    def _settled(self, step: StepReport | None, claim: HopClaim | None) -> None:
+    def _settled(self, step: StepReport | None, claim: Claim | None) -> None:
         """Record the `step` and consider the `claim` that the answer to a microbatch did not wait for."""
         if step is not None:
             self.record_step(step)
-        if self.audits.auditor is not None and claim is not None:
-            self.audits.auditor.observe_answer(claim)
+        if claim is not None:
+            self.judge.observe_answer(claim)
 
     async def _finish(self, hop: HopInput) -> MicrobatchResult:
         """The last stage: loss and its gradient in one piece of work."""

@@ -14,6 +14,7 @@ from swarmnode.data.sample import counted_targets
 from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, machine_of, part_id, short
+from swarmnode.judge import TensorFingerprints
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
 from swarmnode.membership.swarm import Member, Swarm
@@ -21,7 +22,6 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.span import entries
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.trust.statement import TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
 
 WAIT_MIN_S = 0.005  # guess: without a hint, a Busy peer is not asked again sooner

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from swarmnode.errors import Busy, LocalFault, Unavailable
-from swarmnode.ids import PeerId
+from swarmnode.judge import Claim, Judge, TensorFingerprints
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
@@ -26,36 +26,13 @@ from swarmnode.pipeline.microbatch_size import (
     replica_share,
 )
 from swarmnode.pipeline.next_hop import MicrobatchResult, onward
-from swarmnode.ports import Answer, Call, StepReport, WireTensor
-from swarmnode.trust.accusation import Accusations
-from swarmnode.trust.auditor import Auditor
-from swarmnode.trust.input_check import InputAuditor
-from swarmnode.trust.recompute import RecomputeService
-from swarmnode.trust.statement import HopClaim, TensorFingerprints
+from swarmnode.ports import StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 
 HALVINGS_MAX = 40  # of the memory for tapes, which is then none
 OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; rounds need the rest
-
-
-@dataclass(slots=True)
-class StageAudits:
-    """`recompute` serves auditors of our answers. `auditor` signs our answers and checks those to us, `input_auditor`
-    checks the input that feeders send, `accusations` the findings of other auditors. These three are None in a run that
-    is not audited."""
-
-    recompute: RecomputeService
-    auditor: Auditor | None = None
-    input_auditor: InputAuditor | None = None
-    accusations: Accusations | None = None
-
-    async def serve_accusation(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "accusation". Raises Unavailable if this run does not audit."""
-        if self.accusations is None:
-            raise Unavailable("this run does not audit answers")
-        return await self.accusations.serve(peer, call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +59,7 @@ class StageResult:
     gradient: WireTensor | None
     prints: TensorFingerprints | None
     step: StepReport | None = None
-    claim: HopClaim | None = None  # the verified answer of the next stage, if answers are signed
+    claim: Claim | None = None  # the verified answer of the next stage, if answers are signed
     early: bool = False  # whether the weights' gradients and the step are still to come
     recomputed: bool = False
     loss_sum: float = 0.0
@@ -97,17 +74,17 @@ class StageWorker:
         self,
         here: StageContext,
         now: Callable[[], float],
-        audits: StageAudits,
-        settled: Callable[[StepReport | None, HopClaim | None], None] = lambda step, claim: None,
+        judge: Judge,
+        settled: Callable[[StepReport | None, Claim | None], None] = lambda step, claim: None,
     ) -> None:
         """`here.samples_total` and `now`, the event loop's clock, may be read from any thread. `settled` is called on
-        the event loop when what an early result left has come: with the inner step, and the claim with its sketch."""
+        the event loop when what an early result left has come: with the inner step, and the claim, measured."""
         manifest = here.manifest
         replica = here.replica
         self._here = here
         self._replica = replica
         self._now = now
-        self._audits = audits
+        self._judge = judge
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
@@ -132,12 +109,12 @@ class StageWorker:
             return GivenEarly((value, waited_s), rest, lambda told: self._settled(*told))
         return value, waited_s
 
-    def _settle(self, hop: HopInput, claim: HopClaim | None) -> tuple[StepReport | None, HopClaim | None]:
-        """Do what an early result left: the sketch of `claim`, the gradients of weights, and the step. It must not
-        raise: a fault is the next piece's."""
+    def _settle(self, hop: HopInput, claim: Claim | None) -> tuple[StepReport | None, Claim | None]:
+        """Do what an early result left: measures of `claim`, the gradients of weights, and the step. It must not raise:
+        a fault is the next piece's."""
         step: StepReport | None = None
         try:
-            claim = self._sketched(claim, hop)
+            claim = self._measured(claim)
             self._replica.settle()
             step = self._step(hop.replicas)
         except Busy:  # told as OUT_OF_MEMORY: the gradients that had come together are dropped
@@ -171,36 +148,26 @@ class StageWorker:
         else:
             self._here.telemetry.count(name.RELEASED_TAPES)
         pending = self.pending.opened(steps, self._now(), hop.process.samples, tape)
+        mark = self._replica.mark()
         if not (late and self._here.manifest.pipeline.predicts_weights):  # predicted weights are no state's
-            pending.mark = self._replica.mark()
-        if hop.process.position == 0:
+            pending.mark = mark
+        if hop.process.position == 0:  # those of a feeder are judged by weights of a step later at least
             hop.process.inner_steps = steps
-            hop.process.mark = pending.mark
+            hop.process.mark = mark
         return y, pending
 
-    def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
+    def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> Claim | None:
         """The verified claim of the next stage's `answer` to `y`; None if answers are not signed. Raises
         RemoteFault."""
-        if (auditor := self._audits.auditor) is None:
-            return None
         assert answer.peer is not None and answer.report is not None and answer.gradient is not None
-        tensors = y, hop.tokens, answer.gradient
-        prints = TensorFingerprints(*self.fingerprints(tensors))
-        stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
-        return HopClaim(stated, hop.process.samples, *tensors)
+        return self._judge.claim(onward(hop.process), answer.peer, answer.report, (y, hop.tokens, answer.gradient))
 
-    def sketched_claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
-        """`claim` with what an audit compares."""
-        return self._sketched(self.claim(hop, y, answer), hop)
+    def measured_claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> Claim | None:
+        """`claim` with what checks compare."""
+        return self._measured(self.claim(hop, y, answer))
 
-    def _sketched(self, claim: HopClaim | None, hop: HopInput) -> HopClaim | None:
-        """`claim` with the sketch of its gradient, whose norm is recorded."""
-        if claim is None or self._audits.auditor is None:
-            return claim
-        auditor = self._audits.auditor
-        sketch = () if auditor.exact else auditor.sketch(claim.gradient, claim.tokens, claim.samples)
-        self._record_norm(claim.statement.stage, claim.gradient, hop)
-        return replace(claim, sketch=sketch)
+    def _measured(self, claim: Claim | None) -> Claim | None:
+        return None if claim is None else self._judge.measured(claim)
 
     def backward(self, y: WireTensor, answer: MicrobatchResult, pending: PendingForward, hop: HopInput) -> StageResult:
         """Run the gradient of `answer` back through the tape of `pending`, and step if the batch is complete. A
@@ -252,7 +219,7 @@ class StageWorker:
         return tuple(map(self._replica.fingerprint, tensors))
 
     def _result(
-        self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None, mark: bytes, steps: int
+        self, hop: HopInput, gradient: WireTensor | None, claim: Claim | None, mark: bytes, steps: int
     ) -> StageResult:
         """The result with `gradient` for the stage before; `mark` and inner `steps`: of the weights at its forward.
         Where no stage is before, with the step."""
@@ -260,25 +227,15 @@ class StageWorker:
         step = None
         if hop.train and not early:
             step = self._step(hop.replicas)
-            claim = self._sketched(claim, hop)
+            claim = self._measured(claim)
         prints = None
-        if self._audits.auditor is not None and gradient is not None:
-            of = self._replica.fingerprint
-            next_hop = None if claim is None else claim.statement
-            tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
-            sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
-            mark = mark if mark == self._replica.mark() else b""
-            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got, mark, steps=steps)
-            self._record_norm(hop.process.itinerary[hop.process.position], gradient, hop)
+        if gradient is not None:
+            prints = self._judge.prints(hop.process, (hop.x, hop.tokens, gradient), claim, mark, steps)
         return StageResult(gradient, prints, step, claim, early)
 
     def _input_first(self, hop: HopInput) -> AbstractContextManager[None]:
         """Context of a gradient that the stage before waits for."""
         return self._replica.input_first() if hop.train and hop.process.position > 0 else nullcontext()
-
-    def _record_norm(self, stage: int, gradient: WireTensor, hop: HopInput) -> None:
-        if self._audits.accusations is not None:
-            self._audits.accusations.usual_norm(stage).record(gradient, hop.process.samples)
 
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a

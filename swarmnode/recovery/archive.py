@@ -19,7 +19,7 @@ from statistics import median
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
-from swarmnode.trust.state_check import APART_MAX
+from swarmnode.transfer.state_slices import APART_MAX
 
 
 @dataclass(frozen=True, slots=True)

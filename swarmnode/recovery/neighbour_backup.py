@@ -20,10 +20,11 @@ from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.renewal import RenewalTimer
+from swarmnode.recovery.state_judge import state_judge
 from swarmnode.transfer.donor import DonorLimits
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
-from swarmnode.trust.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
+from swarmnode.transfer.state_slices import ROUNDS_APART_MAX, drawn_now, slices_of
 from swarmnode.wire import call_pb2
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
@@ -178,7 +179,10 @@ class NeighbourBackup:
         if self._diverging:
             return
         others = self._serving
-        words = await StateCheck(self._client, others, self._apart).compare(state, offer, givers)
+        check = state_judge(self._here.manifest, self._client, others, self._apart)
+        if check is None:
+            return
+        words = await check.compare(state, offer, givers)
         if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
             return
         at = drawn_now(self._sizes["phi"], self._here.me, offer.id.hex())

@@ -44,9 +44,9 @@ from swarmnode.recovery.recovery_source import (
     sleeper_text,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, EarlierCut, Resumption, SavedStages, newest_of
+from swarmnode.recovery.state_judge import StateJudge, state_judge
 from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
-from swarmnode.trust.state_check import StateCheck
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
@@ -650,19 +650,17 @@ class _Restoration:
         others: Callable[[], Sequence[PeerId]] = tuple,
         keepers: Callable[[], Sequence[PeerId]] = tuple,
         within: StateSlice = SLOW,
-    ) -> StateCheck | None:
-        """A check of a state of `stage` by replicas, `others`, and by `keepers` of snapshots. None where replicas never
-        meet: they differ without a fault."""
-        if not meets(self._manifest.gossip):
-            return None
-        return StateCheck(self._client(stage), others, self._replica.apart, keepers=keepers, within=within)
+    ) -> StateJudge | None:
+        """A check of a state of `stage` by replicas, `others`, and by `keepers`, as `state_judge` has it."""
+        ask = self._client(stage)
+        return state_judge(self._manifest, ask, others, self._replica.apart, keepers=keepers, within=within)
 
     async def _from_backups(
         self,
         stage: int,
         keepers: Sequence[PeerId],
         cut: StateSlice,
-        check: StateCheck | None = None,
+        check: StateJudge | None = None,
         accept: Accept | None = None,
     ) -> Snapshot:
         """The part `cut` of the first snapshot to be had of those that `keepers`, latest first, keep of `stage`.
@@ -697,7 +695,7 @@ class _Restoration:
         self,
         client: DonorClient,
         donors: Callable[[], Sequence[PeerId]],
-        check: StateCheck | None = None,
+        check: StateJudge | None = None,
         accept: Accept | None = None,
     ) -> tuple[State, wire.Snapshot]:
         """DonorClient.download; counts the bytes. Raises Unavailable."""

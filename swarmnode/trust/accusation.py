@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import statistics
 from collections import deque
 from functools import partial
@@ -29,18 +28,17 @@ from swarmnode.microbatch_shape import check_activations, check_inputs, check_sa
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
 from swarmnode.token_bucket import PeerBudget
 from swarmnode.trust import statement as statements
-from swarmnode.trust.audit import OPPOSITE, Weighed
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.recompute import hop_again
 from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
+from swarmnode.trust.verdict import LATER, Evidence, by_own_weights
 from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
 WAITING_MAX = PER_MINUTE_MAX  # accusations of all callers whose tensors are held here
 MEASURED_EVERY = 8  # guess: of so many answers one is measured
-# Guesses, in measurements: lengths fall fast at the start of a run.
 NORMS_MAX = 16
-NORMS_LEAST = 4
+NORMS_LEAST = 4  # guess: measurements; lengths fall fast at the start of a run
 KNOWN_S = 30  # guess: at most so long a newcomer waits for its own first answers before it judges those of others
 # Measured on a last stage of two layers: of the usual norm, an input made for its weights has .03 four inner steps
 # later and .13 after 32; ordinary inputs differ by a fifth.
@@ -118,7 +116,7 @@ class Accusations:
         last = stated.stage == manifest.pipeline.stages - 1
         if len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
             raise RemoteFault(f"accusation of a replica of stage {stated.stage} with {len(call.tensors)} tensors")
-        check_samples(manifest, samples, charge.boundary_digest, self._auditor.boundary_digest)
+        check_samples(manifest, samples, charge.boundary_digest, self._auditor.witnesses.boundary_digest)
         x, tokens = check_inputs(manifest, samples, call.tensors[:2])
         for tensor, of in zip(call.tensors[2:], ("gradient", "activations", "gradient"), strict=False):
             check_activations(manifest, samples, tensor, of)
@@ -153,56 +151,65 @@ class Accusations:
 
     async def _again(self, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
         """The hop of `claim` by our own weights, or another replica's of its stage. Raises Unavailable, RemoteFault."""
-        auditor = self._auditor
+        witnesses = self._auditor.witnesses
         stated = claim.statement
         if stated.stage == self._stage:
             got = None if shown is None else shown.got
             again = partial(hop_again, self._replica, claim.x, claim.tokens, claim.samples, got)
             loss_sum, tensors = await self._compute.run(Priority.BACKWARD, claim.samples, again)
             return HopAnswer.of(tensors, loss_sum)
-        for peer in auditor.others(stated.stage, claim.server):
+        for peer in witnesses.others(stated.stage, claim.server):
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may do it
-                return await auditor.recomputed(peer, claim, shown)
+                return await witnesses.recomputed(peer, claim, shown)
         raise Unavailable(f"no other replica of stage {stated.stage} recomputes the hop")
 
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""
+        stage = claim.statement.stage
+        auditor = self._auditor
+        try:
+            async with self._one:
+                if not auditor.audits.convicted(claim.server):  # by others that were shown before
+                    await self._judge(peer, claim, shown)
+        except (Unavailable, RemoteFault) as error:
+            auditor.tell(claim.server, stage, "undone", str(error))
+
+    async def _judge(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
+        """`_look` at one that others did not convict before. Raises Unavailable, RemoteFault."""
         theirs = claim.answer(None if shown is None else shown.sent)
         stage = claim.statement.stage
         auditor = self._auditor
-        audits = self._auditor.audits
+        again = await self._again(claim, shown)
+        measured = partial(self.usual_norm(stage).vanishes, again.gradient, claim.samples)
+        vanishes = await self._compute.run(Priority.BACKWARD, 0, measured)
+        mine = await auditor.witnesses.like(claim, theirs, again)
+        loss_sum = again.loss_sum if shown is None else shown.next.loss_sum
+        decides = not vanishes and not auditor.witnesses.is_noise(claim, loss_sum)
+        if decides and not mine.close:
+            # Whatever its weights say: if they met others meanwhile, our own checks decide.
+            auditor.audits.doubt(claim.server)
+        reason = f"shown by {short(peer)}; like ours: {mine}"
+        due = not mine.close or auditor.audits.weighable(claim.server, asyncio.get_running_loop().time())
+        if decides and due:
+            await self._by_own_weights(claim, shown, theirs, reason)
+        else:
+            auditor.tell(claim.server, stage, "undecided", reason)
+
+    async def _by_own_weights(self, claim: HopClaim, shown: HopEvidence | None, theirs: HopAnswer, reason: str) -> None:
+        """Judge an answer that was shown. Its accuser chose what to show, and when: the very weights that answered
+        convict, and others where they have nothing in common with the answer. Raises Unavailable, RemoteFault."""
+        stage = claim.statement.stage
+        auditor = self._auditor
         loop = asyncio.get_running_loop()
-        case = None
-        try:
-            async with self._one:
-                if audits.convicted(claim.server):  # by others that were shown before
-                    return
-                again = await self._again(claim, shown)
-                vanishes = await self._compute.run(
-                    Priority.BACKWARD, 0, partial(self.usual_norm(stage).vanishes, again.gradient, claim.samples)
-                )
-                mine = await auditor.like(claim, theirs, again)
-                loss_sum = again.loss_sum if shown is None else shown.next.loss_sum
-                decides = not vanishes and not auditor.is_noise(claim, loss_sum)
-                differs = decides and (not mine.close or audits.shortfall(stage).short(mine.distance))
-                if differs:
-                    # Whatever its weights say: if they met others meanwhile, our own checks decide.
-                    audits.doubt(claim.server)
-                began_s = loop.time()
-                if differs or (decides and audits.weighable(claim.server, began_s)):
-                    async with auditor.weights(claim.server, stage) as given:
-                        made = await given.again(claim, shown)
-                    audits.weighed([claim.server], loop.time() - began_s, loop.time())
-                    verdict = await auditor.like(claim, theirs, made)
-                    case = Weighed(mine, speaks=differs, own=verdict, apart=made.apart, near=made.near)
-        except (Unavailable, RemoteFault) as error:
-            auditor.tell(claim.server, stage, "undone", str(error))
-            return
-        own = None if case is None else case.own
-        reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {own}"
-        # Its accuser chose what to show, and when: only the very weights that answered convict whatever the answer is.
-        if case and own and (own.contradicts(case.apart) or (case.unexplained and (mine.close or case.apart == 0))):
-            came_s = math.inf if mine.cosine < OPPOSITE or case.near else None
-            auditor.record_false(claim.server, stage, bytes(claim.statement.microbatch_id), reason, came_s)
+        began_s = loop.time()
+        async with auditor.weights(claim.server, stage) as given:
+            made = await given.again(claim, shown)
+        auditor.audits.weighed(claim.server, stage, loop.time() - began_s, loop.time())
+        own = await auditor.witnesses.like(claim, theirs, made)
+        found, comparable = by_own_weights(own, made.apart, marked=made.marked)
+        reason = f"{reason}; like its own weights: {own}"
+        if found is Evidence.OWN_OTHER and ((comparable and made.apart == 0) or own.cosine < LATER[-1][1]):
+            microbatch = bytes(claim.statement.microbatch_id)
+            auditor.conclude(claim.server, stage, found, microbatch, reason, comparable=comparable)
         else:
             auditor.tell(claim.server, stage, "undecided", reason)

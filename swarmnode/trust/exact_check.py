@@ -18,15 +18,9 @@ from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
 from swarmnode.ids import PeerId
-from swarmnode.trust.audit import AnswerSimilarity
 from swarmnode.trust.statement import HopAnswer
+from swarmnode.trust.verdict import AnswerSimilarity
 from swarmnode.wire import call_pb2 as wire
-
-# Measured: stages of the demo's model, after 0 to 400 steps: 2e-5 at most between float32 and bfloat16 products, 5e-16
-# between one thread and two. Guess: deeper stages on other devices differ by fifty times as much at most.
-ALIKE = 1e-3
-
-LOSS_ALIKE = 1e-3  # guess: nats a token; the losses of the measurement above differ by less
 
 Like = Callable[[HopAnswer, HopAnswer], Awaitable[AnswerSimilarity]]
 Voter = tuple[PeerId, HopAnswer]
@@ -46,11 +40,6 @@ def of_same_weights(stated: wire.Statement, again: HopAnswer) -> bool:
     return bool(stated.mark) and mark == stated.mark
 
 
-def same(likeness: AnswerSimilarity) -> bool:
-    """Whether two answers are those of the same weights, on whatever devices."""
-    return likeness.distance <= ALIKE and likeness.loss_apart <= LOSS_ALIKE
-
-
 class ExactCheck:
     """One answer and its witnesses: answers of other replicas with the same weights."""
 
@@ -63,11 +52,11 @@ class ExactCheck:
     async def hear(self, witness: Voter) -> Exactness:
         """The state of the check with one more `witness`."""
         likeness = await self._like(self._answer, witness[1])
-        if same(likeness):
+        if likeness.same:
             self._for.append(witness)
             return Exactness.RIGHT
         for (_, other), _ in self._against:
-            if same(await self._like(other, witness[1])):
+            if (await self._like(other, witness[1])).same:
                 self._against.append((witness, likeness))
                 return Exactness.WRONG
         self._against.append((witness, likeness))

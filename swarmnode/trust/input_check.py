@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
+from swarmnode.judge import ASKED_S
 from swarmnode.microbatch_shape import TOKEN_DTYPES, check_activations
 from swarmnode.ports import Call, WireTensor
-from swarmnode.trust.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
+from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.exact_check import Voter
 from swarmnode.trust.statement import HopClaim
+from swarmnode.trust.verdict import Evidence
+from swarmnode.trust.witness import REPLY_SLACK_BYTES
 from swarmnode.wire import call_pb2 as wire
 
 Read = Callable[[Sequence[int]], Awaitable[WireTensor]]
@@ -53,7 +55,7 @@ class InputAuditor:
 
     async def _observing(self, claim: HopClaim, first: int) -> None:
         with contextlib.suppress(RemoteFault):  # activations that cannot be read are refused where they are used
-            claim = replace(claim, sketch=await self._auditor.sketched(claim))
+            claim = await self._auditor.sketched(claim)
             self._auditor.observe_answer(claim, partial(self.check, first=first))
 
     async def check(self, claim: HopClaim, *, first: int) -> None:
@@ -68,7 +70,7 @@ class InputAuditor:
         auditor = self._auditor
         readings = list[tuple[PeerId, WireTensor]]()
         failures = list[str]()
-        for peer in auditor.other_feeders(claim.server):
+        for peer in auditor.witnesses.other_feeders(claim.server):
             try:
                 tokens, voter = await self._text_of(peer, claim, first)
             except (Unavailable, RemoteFault) as error:
@@ -91,21 +93,21 @@ class InputAuditor:
         return same_tokens(own, claim.tokens) or self._other_text(claim)
 
     def _other_text(self, claim: HopClaim) -> bool:
-        named = bytes(claim.statement.microbatch_id), "its samples are not the run's text"
-        self._auditor.record_false(claim.server, 0, *named)
+        named = bytes(claim.statement.microbatch_id), "other tokens under the same numbers"
+        self._auditor.conclude(claim.server, 0, Evidence.OTHER_TEXT, *named)
         return False
 
     async def _text_of(self, peer: PeerId, claim: HopClaim, first: int) -> tuple[WireTensor, Voter]:
         """Tokens of the same samples, read by `peer`, and what it makes of them. Raises Unavailable, RemoteFault."""
-        digest = self._auditor.boundary_digest
+        digest = self._auditor.witnesses.boundary_digest
         request = wire.Recompute(stage=0, samples=claim.samples, boundary_digest=digest, first_sample=first, marks=True)
         most = claim.gradient.nbytes + claim.tokens.nbytes + REPLY_SLACK_BYTES
         call = Call(wire.Request(recompute=request))
-        answer = await self._auditor.ask(peer, call, about=claim.server, timeout_s=TIMEOUT_S, most=most)
+        answer = await self._auditor.witnesses.ask(peer, call, timeout_s=ASKED_S, most=most)
         if len(answer.tensors) != 2:
             raise RemoteFault(f"{len(answer.tensors)} tensors of samples that were read")
         tokens, activations = answer.tensors
         if tokens.shape != claim.tokens.shape or tokens.dtype not in TOKEN_DTYPES:
             raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {list(claim.tokens.shape)} are due")
         check_activations(self._auditor.manifest, claim.samples, activations, "activations")
-        return tokens, (peer, await self._auditor.fed_again(answer, activations, claim.samples))
+        return tokens, (peer, await self._auditor.witnesses.fed_again(answer, activations, claim.samples))

@@ -21,28 +21,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarmnode.ema import ENOUGH, Ema, EmaMoments, EmaStart
-from swarmnode.ports import Verdict
+from swarmnode.ports import EQUAL, PacketMeasures, Verdict
 
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet
 Z = 4.0  # derived: of honest gaps, normal in the logarithm, one in 30,000 is larger
 DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor of 1.2 without meaning harm
 
-ALL = "all"
-CLIPPED = "clipped"
-"""gossip.acceptance: what is well-formed; up to the usual distance."""
-
-EQUAL = "equal to our own"
 STEPS = ("accepted", "clipped", "norm", "misshapen", "newcomer", "direction")
-
-
-@dataclass(frozen=True, slots=True)
-class PacketMeasures:
-    """Measures of one packet: |D_i|, |theta_j - theta_i| and |phi_i|. For a packet of D_j, theta_j = phi_i + D_j."""
-
-    own_norm: float
-    gap: float
-    weights_norm: float = math.inf
 
 
 @dataclass(slots=True)
@@ -89,8 +75,3 @@ class PacketGuard:
             keep = min(1.0, CLIP / ratio) ** 2 / ratio
             return Verdict(keep, "clipped", f"{ratio:.3g} times as far as {of_what}")
         return Verdict(1.0, "accepted", f"within {of_what}")
-
-
-def guard(acceptance: str) -> PacketGuard | None:
-    """Return the guard for a manifest's gossip.acceptance; None accepts every well-formed packet."""
-    return None if acceptance == ALL else PacketGuard()

@@ -8,11 +8,12 @@ hop and compare (auditor.py). A false answer and its statement can be shown to o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, short
+from swarmnode.judge import TensorFingerprints
 from swarmnode.ports import WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -20,21 +21,6 @@ FINGERPRINT_BYTES = 32
 _DOMAIN = b"swarmnode/statement/v1\0"
 
 Fingerprint = Callable[[WireTensor], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFingerprints:
-    """Fingerprints of the tensors of one hop; `sent` and `got` are empty at the last stage. `mark`: of the server's
-    slow weights (ports.Replica.mark), empty where they moved meanwhile or nobody asked; `steps`: its inner steps at the
-    forward."""
-
-    x: bytes
-    tokens: bytes
-    gradient: bytes
-    sent: bytes = b""
-    got: bytes = b""
-    mark: bytes = b""
-    steps: int = field(default=0, kw_only=True)
 
 
 def stated(
@@ -84,14 +70,6 @@ def check(statement: wire.Statement) -> None:
         raise RemoteFault(f"statement of {short(server)} is forged: its signature does not verify")
 
 
-class StepsContradicted(RemoteFault):
-    """A peer gives weights that cannot be those it stated it had: it took too many or too few inner steps since."""
-
-
-class StepsApart(Unavailable):
-    """A peer gives weights that took too many inner steps since its answer to judge it."""
-
-
 @dataclass(frozen=True, slots=True)
 class HopClaim:
     """A server's answer to one hop: its statement and the tensors that the statement names. `came_s`: the event loop's
@@ -118,15 +96,15 @@ class HopClaim:
 @dataclass(frozen=True, slots=True)
 class HopAnswer:
     """Result of one hop: the gradient of x and the activations sent on; at the last stage the loss instead of
-    activations. `apart`: inner steps between the weights of a recomputation and those it stands for; `near`: these are
-    few, and no round lies between."""
+    activations. `apart`: inner steps between the weights of a recomputation and those it stands for; `marked`: no
+    round lies between."""
 
     gradient: WireTensor
     sent: WireTensor | None
     loss_sum: float
     statement: wire.Statement | None = None  # of a recomputed hop
     apart: int = 0
-    near: bool = False
+    marked: bool = False
 
     @classmethod
     def of(cls, tensors: Sequence[WireTensor], loss_sum: float) -> HopAnswer:

@@ -22,6 +22,7 @@ from swarmnode.dashboard import alarm, view
 from swarmnode.dashboard.board import Board
 from swarmnode.data.blocks import AHEAD_MAX, BlockLedger
 from swarmnode.errors import RemoteFault
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import FinalDeltas
 from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import RoundPace, Rounds
@@ -53,7 +54,6 @@ from swarmnode.recovery.recovery_source import (
     silent,
 )
 from swarmnode.transfer.snapshot import StateSlice, check_offer
-from swarmnode.trust.acceptance import Acceptance
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages

@@ -16,8 +16,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
-from swarmnode.trust.robust import EQUAL
+from swarmnode.ports import EQUAL, Answer, Call, OuterReport, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet

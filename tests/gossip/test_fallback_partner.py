@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import Refused, RemoteFault, Unavailable
 from swarmnode.gossip import fallback_partner
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
@@ -23,7 +24,6 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.ports import Packet, WireTensor
-from swarmnode.trust.acceptance import Acceptance
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.noloco import Average, NoLoCo
 from tests.support.fake_telemetry import Quiet

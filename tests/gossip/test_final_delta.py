@@ -7,13 +7,13 @@ import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import FinalDeltas, send_final_delta
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.trust.acceptance import Acceptance
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.stage_context import stage_context

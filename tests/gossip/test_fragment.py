@@ -211,7 +211,8 @@ def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
                 # Momentum of 0.9 and residuals add up what all learned in the same direction; believed, a lie of factor
                 # 100 would make it 25 and more.
                 assert report.step_norm < 12 * float(normal(0, 2e-2).norm()), (factor, r)
-        assert group[0].guard is not None and sum(group[0].guard.counts.values()) == 3 * rounds
+        guard = group[0].guard
+        assert isinstance(guard, PacketGuard) and sum(guard.counts.values()) == 3 * rounds
 
 
 @pytest.mark.parametrize("own", [0.0, 1.0])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
+from swarmnode.gossip.acceptance import Acceptance, bare, receipt
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
@@ -21,7 +22,6 @@ from swarmnode.metrics.exporter import (
     PrometheusTelemetry,
 )
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.trust.acceptance import Acceptance, bare, receipt
 from swarmnode.wire import call_pb2 as wire
 from tests.support.clock import ManualClock
 from tests.support.stage_context import stage_context

@@ -25,7 +25,7 @@ from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.archive import ABOUT, ArchiveEntry, read_entry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.snapshot import SLOW, WHOLE
-from swarmnode.trust.state_check import APART_MAX, apart
+from swarmnode.transfer.state_slices import APART_MAX, apart
 from swarmnode.wire import call_pb2
 from tests.support.archiving import MACHINE, RUN_OF, archive_of, trained, warrant
 from tests.support.village import RUN, Recording, Village, manifest, village

@@ -12,7 +12,7 @@ from swarmnode.machine.folder_store import FolderStore
 from swarmnode.metrics import name
 from swarmnode.node.notice import NoticeKind
 from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.trust.state_check import APART_MAX
+from swarmnode.transfer.state_slices import APART_MAX
 from swarmnode.wire import record_pb2
 from tests.support.village import Amending, Village, Villager, losses, manifest, told, village
 

@@ -11,7 +11,7 @@ from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Call
 from swarmnode.transfer.snapshot import newcomer_part
-from swarmnode.trust.state_check import APART_MAX, apart
+from swarmnode.transfer.state_slices import APART_MAX, apart
 from swarmnode.wire import call_pb2, record_pb2
 from tests.support.false_donor import SOON, giving
 from tests.support.stranger import Stranger

@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.memory_network import MemoryDirectory, MemoryTransport
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.acceptance import receipt
 from swarmnode.identity import Identity
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.ports import Answer, Call, Packet, Verdict, WireTensor
-from swarmnode.trust.acceptance import receipt
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.records import record

@@ -5,22 +5,26 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork
-from swarmnode.errors import Broken, MicrobatchLost, RemoteFault
+from swarmnode.errors import Broken, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.membership.swarm import Swarm
 from swarmnode.pipeline.next_hop import FINISH_SHARE
 from swarmnode.pipeline.route import Router
-from swarmnode.ports import Answer, Call, Priority
+from swarmnode.ports import Answer, Call, Priority, WireTensor
+from swarmnode.trust.accusation import Accusations
 from swarmnode.trust.auditor import Auditor
+from swarmnode.trust.input_check import InputAuditor
+from swarmnode.trust.recompute import RecomputeService
+from swarmnode.trust.stage_judge import StageJudge
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import STAGES, Served, chain, occupied
@@ -341,12 +345,16 @@ async def test_a_replica_keeps_tapes_in_memory_of_its_own(
         assert [person.replica.recomputed for person in people] == [again, again, 0]
 
 
+async def no_text(indices: Sequence[int]) -> WireTensor:
+    raise Unavailable("no text here")
+
+
 def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
     """Each of `people` signs its answers and checks those to it; none is audited. Returns what they find false."""
     found: list[str] = []
     for number, person in enumerate(people):
         run = replace(person.run, pipeline=replace(person.run.pipeline, audit_share=0.0))
-        person.audits.auditor = Auditor(
+        auditor = Auditor(
             run,
             RUN,
             person.stage,
@@ -361,6 +369,13 @@ def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
             lambda *given: None,  # type: ignore[arg-type, return-value]
             random.Random(1),
         )
+        recompute = RecomputeService(
+            run, person.stage, person.replica, person.compute, person.replica.boundary_digest(), Quiet()
+        )
+        accusations = Accusations(auditor, person.stage, person.replica, person.compute)
+        judge = StageJudge(person.replica, recompute, auditor, InputAuditor(auditor, no_text), accusations)
+        person.hop.judge = judge
+        person.hop.worker._judge = judge
         blame = person.next_hop.blame
 
         def noted(

@@ -2,12 +2,14 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.ids import PeerId
+from swarmnode.judge import Trusting
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
@@ -20,8 +22,7 @@ from swarmnode.pipeline.microbatch_size import (
     window_limit,
 )
 from swarmnode.pipeline.next_hop import LATE_FACTOR, MicrobatchResult
-from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.trust.recompute import RecomputeService
+from swarmnode.pipeline.stage_worker import HopInput, StageWorker
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import Served, chain
@@ -143,11 +144,14 @@ def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
     process = wire.Process(samples=4, purpose=wire.PURPOSE_TRAIN, itinerary=range(2))
     hop = HopInput(process, tokens, tokens, replicas=1)
     here = stage_context(run, 0, "", replica=first, telemetry=quiet)
-    worker = StageWorker(here, lambda: 0.0, StageAudits(cast(RecomputeService, None)))
+    worker = StageWorker(here, lambda: 0.0, Trusting())
     for late, added in ((2, 0), (0, 4)):
         y, pending = worker.forward(hop)
         assert pending is not None and worker.pending.nbytes > 0
         loss = last.loss(y, tokens, 4, train=True)
         first.stage.inner_steps += late
-        result = worker.backward(y, MicrobatchResult(loss.gradient, loss.loss_sum, loss.tokens), pending, hop)
+        answer = MicrobatchResult(
+            loss.gradient, loss.loss_sum, loss.tokens, peer=PeerId("b" * 52), report=wire.Processed()
+        )
+        result = worker.backward(y, answer, pending, hop)
         assert result.step is None and first.accumulated == added and worker.pending.nbytes == 0

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, microbatch_id
+from swarmnode.judge import Trusting
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
@@ -23,9 +24,7 @@ from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
 from swarmnode.pipeline.route import Router
-from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.ports import Answer, Call, Priority
-from swarmnode.trust.recompute import RecomputeService
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet
@@ -38,7 +37,13 @@ STAGES = 3
 class Served:
     """One replica with all that it answers microbatches with. `answering` is called before each answer leaves."""
 
-    def __init__(self, transport: Any, stage: int, tasks: asyncio.TaskGroup, run: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        transport: Any,
+        stage: int,
+        tasks: asyncio.TaskGroup,
+        run: Manifest | None = None,
+    ) -> None:
         self.run = run = run or manifest(STAGES)
         quiet = Quiet()
         self.stage = stage
@@ -49,8 +54,6 @@ class Served:
         self.backlog = Backlog(tasks, 4, quiet)
         self.next_hop = NextHop(RUN, self.transport, self.routers, quiet, run)
         self.samples_total = 0
-        digest = self.replica.boundary_digest()
-        self.audits = StageAudits(RecomputeService(run, stage, self.replica, self.compute, digest, quiet))
         here = stage_context(
             run,
             stage,
@@ -62,7 +65,7 @@ class Served:
             identity=SimpleNamespace(peer_id=transport.peer_id),
             samples_total=lambda: self.samples_total,
         )
-        self.hop = Hop(here, self.next_hop, self.backlog, PeerHistory(), self.audits)
+        self.hop = Hop(here, self.next_hop, self.backlog, PeerHistory(), Trusting())
         self.answering = lambda: None
         MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
         self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from swarmnode.ema import ENOUGH
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
-from swarmnode.ports import Packet
+from swarmnode.ports import Packet, PacketMeasures
 from swarmnode.trust.robust import (
     CLIP,
     DEVIATION_LEAST,
     FIRST_CLIP,
     STEPS,
     PacketGuard,
-    PacketMeasures,
     Z,
 )
 from swarmnode_methods.noloco import NoLoCo
@@ -119,7 +118,7 @@ def test_an_honest_packet_is_measured_and_taken(name: str) -> None:
     assert found.gap == pytest.approx(float((theirs - mine).norm()), rel=slack)
     report = a.apply(1, 1.0, [packet])
     assert report.members == 2 and [v.step for v in report.verdicts] == ["accepted"]
-    assert a.guard is not None and a.guard.counts == {"accepted": 1}
+    assert isinstance(a.guard, PacketGuard) and a.guard.counts == {"accepted": 1}
 
 
 @pytest.mark.parametrize("gamma", [0.7, 0.4])
@@ -132,7 +131,7 @@ def test_a_scaled_packet_is_clipped_to_the_norm(gamma: float) -> None:
     a.message(1)
     b.theta.copy_(b.phi + 12 * (b.theta - b.phi))
     report = a.apply(1, 1.0, [Packet(1.0, 0, b.message(1))])
-    assert a.guard is not None and a.guard.counts == {"clipped": 1} and report.members == 2
+    assert isinstance(a.guard, PacketGuard) and a.guard.counts == {"clipped": 1} and report.members == 2
     taken = a.momentum / 0.7 - (theta - phi)  # half of what was kept of the distance; phi is the same at both
     assert float(taken.norm()) == pytest.approx(CLIP * own / 2, rel=1e-3)
 

@@ -10,17 +10,8 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import TRIES
 from swarmnode.ports import State
 from swarmnode.transfer.download import DonorClient
-from swarmnode.trust.state_check import (
-    ALIGN,
-    APART_MAX,
-    ELEMENTS,
-    StateCheck,
-    StateSample,
-    apart,
-    cuts,
-    drawn_now,
-    slices_of,
-)
+from swarmnode.transfer.state_slices import ALIGN, APART_MAX, ELEMENTS, apart, cuts, drawn_now, slices_of
+from swarmnode.trust.state_check import StateCheck, StateSample
 from swarmnode.wire import call_pb2
 from tests.support.fake_telemetry import Quiet
 

@@ -8,8 +8,8 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import WireTensor
 from swarmnode.trust.accusation import NORMS_LEAST, UsualNorm
-from swarmnode.trust.audit import OWN_LEAST
 from swarmnode.trust.recompute import hop_again
+from swarmnode.trust.verdict import LATER
 from tests.support.tiny_model import TINY, ascend, manifest, token_batch, token_wire, train_on
 
 WIDE = replace(TINY, layers=4, width=32, heads=4, kv_heads=2, ffn=88, context=32)
@@ -58,6 +58,6 @@ def test_an_input_whose_gradient_vanishes_is_told_from_ordinary_ones() -> None:
         batch = token_batch(WIDE, seed=600 + seed)
         usual.record(hop_again(accused, ascend(stages, batch)[0], token_wire(batch), 4, None)[1][0], 4)
     again = hop_again(accused, made, tokens, 4, None)[1][0]
-    assert accused.cosine(signed, again, 4) < OWN_LEAST, "an honest answer looks false four steps later"
+    assert accused.cosine(signed, again, 4) < LATER[-1][1], "an honest answer looks false four steps later"
     assert usual.vanishes(again, 4)
     assert not usual.vanishes(hop_again(accused, ordinary, tokens, 4, None)[1][0], 4)

@@ -17,14 +17,15 @@ from swarmnode.ports import (
     Data,
     DraftedPieces,
     GivenPiece,
+    Guard,
     MeanPiece,
     OuterReport,
     Packet,
+    PacketMeasures,
     StreamingMessage,
     Verdict,
     WireTensor,
 )
-from swarmnode.trust.robust import PacketGuard, PacketMeasures
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
 
@@ -95,7 +96,7 @@ class Outer(ABC):
         self.round: int | None = None  # of the marked boundary that is not yet applied
         self._square = self.phi.new_empty(())  # of a norm: nothing is allocated after an outer step's first write
         self.stepping = False  # while a round writes what can be neither undone nor written again
-        self.guard: PacketGuard | None = None  # judges packets; None: all that pass the codec's checks are accepted
+        self.guard: Guard | None = None  # judges packets; None: all that pass the codec's checks are accepted
         self.sender = ""  # the replica's peer id: replicas with different ids round differently
 
     def seed(self, what: str) -> int:

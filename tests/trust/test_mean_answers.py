@@ -1,6 +1,6 @@
-"""What single checks show adds up: answers that are each a little false suspect their replica, honest ones do not.
+"""Means of all answers add up: those that each look honest put their replica aside, honest ones do not.
 
-The distances and sketches are those of honest replicas and liars in a demo of four replicas of the last stage.
+The sketches are those of honest replicas and liars in a demo of four replicas of the last stage.
 """
 
 import json
@@ -15,13 +15,8 @@ import torch
 
 from swarmnode.ids import PeerId
 from swarmnode.model.tensor import sketch
-from swarmnode.trust.audit import (
-    LIMIT,
-    AnswerSimilarity,
-    Audits,
-    MeanAnswers,
-    Shortfall,
-)
+from swarmnode.trust.mean_answers import FIRST, MeanAnswers
+from swarmnode.trust.verdict import AnswerSimilarity
 
 LIAR, HONEST, OTHER = (PeerId(letter * 52) for letter in "lho")
 
@@ -40,29 +35,6 @@ def test_the_distance_of_two_answers_has_angle_and_length() -> None:
     assert AnswerSimilarity(0.9).distance == pytest.approx(0.1)
     assert AnswerSimilarity(0.72, longer=1.8).distance == pytest.approx(0.28 + (1.8 + 1 / 1.8) / 2 - 1)
     assert AnswerSimilarity(1.0, longer=math.inf).distance == math.inf
-
-
-def test_honest_checks_suspect_nobody() -> None:
-    test = Shortfall()
-    for one in recorded()["honest"]:
-        for peer in map(PeerId, (one["server"], one["second"])):
-            test.observe(peer, one["distance"])
-            assert test.against(peer) < LIMIT / 3
-    assert sum(test.short(one["distance"]) for one in recorded()["honest"]) <= len(recorded()["honest"]) // 8
-
-
-def test_answers_that_are_farther_than_usual_suspect_a_liar_and_right_ones_do_not_reset_it() -> None:
-    lie = "steer"
-    for every in (1, 4):
-        test = Shortfall()
-        tried = 0
-        for number, (one, other) in enumerate(zip(recorded()["honest"], recorded()[lie], strict=True)):
-            test.observe(HONEST, one["distance"])
-            if number >= 16 and test.against(LIAR) <= LIMIT:
-                tried += 1
-                test.observe(LIAR, one["distance"] if tried % every else other["distance"])
-        assert test.against(LIAR) > LIMIT > 3 * test.against(HONEST), (lie, every)
-        assert tried <= 3 * every
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -119,49 +91,43 @@ def test_a_replica_put_aside_again_stands_aside_for_longer() -> None:
         for now_s in (end_s - 1.0, end_s):
             test.observe(HONEST, recorded()["honest"][0]["residual"], now_s)
             assert test.aside(LIAR) == (now_s < end_s)
-    test.excuse(HONEST)
-    test.put_aside(LIAR, 420.0)
-    test.put_aside(HONEST, 420.0)
-    for _ in range(3):
-        assert test.aside(HONEST)
-        test.excuse(HONEST)
-        test.excuse(LIAR)
-    assert test.aside(LIAR) and not test.aside(HONEST), "a first time is over sooner"
 
 
-def test_weights_that_hardly_move_make_no_room_for_lies_and_what_own_weights_explain_is_learned() -> None:
-    """In a warm-up honest answers have no distance; later they have."""
-    test = Shortfall()
-    for _ in range(5):
-        test.observe(HONEST, 0.0)
-    for _ in range(3):
-        assert test.short(0.458) and test.observe(LIAR, 0.458)
-    assert test.against(LIAR) > LIMIT
-    for _ in range(60):
-        test.observe(HONEST, 0.0)
-    assert test.short(0.06)
-    for _ in range(40):
-        test.learn(0.06)
-    assert not test.short(0.06) and test.short(0.458)
+def answers(at: int, *, lies: bool = False) -> list[float]:
+    """An answer's sketch, of a liar that points aside or of an honest replica."""
+    one = recorded()[LIES[0] if lies else "honest"]
+    return list(one[at % len(one)]["residual"])
 
 
-def test_a_vote_whose_others_are_far_from_each_other_speaks_against_nobody() -> None:
-    test = Shortfall()
-    assert not test.observe(HONEST, 0.2, usual=0.18) and test.observe(LIAR, 0.4, usual=0.05)
+def lived(*, wary: bool) -> MeanAnswers:
+    """LIAR and two honest ones answer until it stands aside; then it answers while it is examined."""
+    test = MeanAnswers()
+    for number in range(24):
+        for at, peer in enumerate((HONEST, OTHER)):
+            test.observe(peer, answers(5 * number + 11 * at), float(number))
+        test.observe(LIAR, answers(7 * number + 3, lies=True), float(number))
+    assert test.aside(LIAR) and not test.two_faced(LIAR)
+    for number in range(24):
+        test.observe(LIAR, answers(7 * number + 5, lies=not wary), 24.5, examined=True)
+    return test
 
 
-def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() -> None:
-    audits = Audits(0.02)
-    for _ in range(20):
-        audits.right(LIAR)
-    before = audits.share(LIAR)
-    test = audits.shortfall(1)
-    test.observe(LIAR, 0.46)
-    assert before < audits.share(LIAR) == 1.0 and not audits.suspected(LIAR, 1), "no single check decides"
-    test.observe(LIAR, 0.46)
-    assert audits.suspected(LIAR, 1) and not audits.suspected(OTHER, 1)
-    audits.clear(LIAR, 1)
-    assert not audits.suspected(LIAR, 1) and audits.share(LIAR) == before
+def test_who_answers_otherwise_while_it_is_examined_has_two_faces() -> None:
+    """A liar that is honest whenever its weights were just copied."""
+    assert lived(wary=True).two_faced(LIAR)
+
+
+def test_answers_of_other_weights_have_one_face_and_end_the_time_aside() -> None:
+    test = lived(wary=False)
+    assert not test.two_faced(LIAR) and not test.two_faced(HONEST)
+    test.excuse(LIAR)
+    assert not test.aside(LIAR), "as an honest replica's are whose weights are far from the others'"
+    few = MeanAnswers()
+    few.put_aside(LIAR, 0.0)
+    for number in range(int(FIRST) - 1):
+        few.observe(LIAR, answers(number), 1.0, examined=True)
+    few.excuse(LIAR)
+    assert few.aside(LIAR), "of so few answers nobody knows the mean"
 
 
 def test_a_sketch_is_linear_and_shows_what_is_steady_for_all_or_for_each_token() -> None:

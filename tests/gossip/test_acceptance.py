@@ -3,11 +3,7 @@
 import pytest
 
 from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import AGAIN_S, TRIES
-from swarmnode.ports import Packet, Verdict, WireTensor
-from swarmnode.trust.acceptance import (
+from swarmnode.gossip.acceptance import (
     RECEIPT_BYTES_MAX,
     Reputation,
     bare,
@@ -15,6 +11,10 @@ from swarmnode.trust.acceptance import (
     receipt,
     whole,
 )
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import AGAIN_S, TRIES
+from swarmnode.ports import Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)

@@ -22,9 +22,8 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import GOSSIPING, StageContext
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict
+from swarmnode.ports import EQUAL, Answer, Call, OuterReport, Packet, Verdict
 from swarmnode.remembered import Remembered
-from swarmnode.trust.robust import EQUAL
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2 as wire
 
