@@ -24,7 +24,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
@@ -40,7 +40,7 @@ from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, packets_s, while_written
 from swarmnode.gossip.pairing import ALONE, partners, shuffled
-from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, least
+from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, least, spent_since
 from swarmnode.gossip.step_end import StepEnds, pass_on_step_end, tell_step_end
 from swarmnode.gossip.strangers import Strangers
 from swarmnode.ids import PeerId
@@ -66,14 +66,18 @@ WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """A round that begins: the weight of our packet, the samples behind it, our partners, the members that are not
-    waited for, why it is as it is, and whom to ask where no partner's packet comes (None: nobody)."""
+    """A round that begins: the weight of our packet, samples behind it, those `trained` since the last round, our
+    partners, the members that are not waited for, the partners that were never met, whether the stage has other
+    replicas, why it is as it is, and whom to ask where no partner's packet comes (None: nobody)."""
 
     round_index: int
     weight: float
     samples: int
+    trained: int
     others: Sequence[PeerId]
     not_awaited: Sequence[PeerId]
+    strangers: Collection[PeerId]
+    others_here: bool
     reason: str
     to_ask: Callable[[], Sequence[PeerId]] | None
 
@@ -524,61 +528,76 @@ class Gossip:
         if not meets(self._here.manifest.gossip):
             self._finish(round_index)
             return True
-        me = self._here.me
         members, kept_out = self._called_members(round_index)
-        if self.weight.newcomer and me not in members and not self._of_progress:
+        if self.weight.newcomer and self._here.me not in members and not self._of_progress:
             self._finish(round_index)  # over before it came: it receives the next one
             return True
         self._absent = self._count_absent() + len(kept_out)
-        size = self._here.manifest.gossip.group or None
-        others, reason = partners(self._here.run_id, self._here.stage, round_index, members, me, size)
-        not_awaited = self._not_awaited(round_index, others) if self._all_meet else ()
-        samples = self._samples_here() - self._samples_before
-        trained = self._samples_before + samples - self._samples_at_round
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        worked_s = self._here.compute.worked_s
-        between = (begun - self._ended[0], worked_s - self._ended[1])
-        if trained:
+        plan = self._plan(round_index, members)
+        begun = self._spent()
+        between = spent_since(self._ended, begun)
+        if plan.trained:
             self._trained_s.append(between[0])
         self._say_step_end(round_index)
         self.fallback.drop()
         self._in_round = True
-        weight = self.weight.of(round_index)
-        strangers = self.strangers.among(others)
-        others_here = self._others_here
-        to_ask = self._to_ask(round_index, members, others)
-        plan = RoundPlan(round_index, weight, samples, others, not_awaited, reason, to_ask)
-        hold = self._in_pieces if others and self._here.manifest.gossip.butterfly else self._whole
+        hold = self._in_pieces if plan.others and self._here.manifest.gossip.butterfly else self._whole
         took, came, patience_s = await hold(plan)
+        self._record_meeting(plan, took, came, kept_out)
+        learned = took.report.members > 0
+        if learned or self._share is None:  # else the gradient stays for the next packet
+            self._samples_before += plan.samples
+        self.weight.on_round_end(round_index, self._samples_before)
+        self._samples_at_round += plan.trained
+        self._share_of_step = sys.maxsize
+        if self._share is not None:
+            self._in_vain = not learned
+            late = spent_since(begun, self._spent())[0] >= patience_s
+            self._on_step_end(self._share, plan, came, late=late)
+        self._in_round = False
+        self._finish(round_index)
+        self._ended = self._spent()
+        self._report(round_index, took, plan.samples, spent_since(begun, self._ended), between)
+        return learned
+
+    def _plan(self, round_index: int, members: Sequence[PeerId]) -> RoundPlan:
+        """The round of `members` that begins now."""
+        here = self._here
+        size = here.manifest.gossip.group or None
+        others, reason = partners(here.run_id, here.stage, round_index, members, here.me, size)
+        samples = self._samples_here() - self._samples_before
+        return RoundPlan(
+            round_index,
+            self.weight.of(round_index),
+            samples,
+            self._samples_before + samples - self._samples_at_round,
+            others,
+            self._not_awaited(round_index, others) if self._all_meet else (),
+            frozenset(self.strangers.among(others)),
+            self._others_here,
+            reason,
+            self._to_ask(round_index, members, others),
+        )
+
+    def _spent(self) -> Spent:
+        """The loop's time, and the seconds that the device has worked until now."""
+        return asyncio.get_running_loop().time(), self._here.compute.worked_s
+
+    def _record_meeting(
+        self, plan: RoundPlan, took: OuterStepResult, came: Collection[PeerId], kept_out: set[PeerId]
+    ) -> None:
+        """Note what a round did, and with whom."""
         if took.report.inner is not None:
             self.stepped(took.report.inner)
         if took.met:
-            self._meetings.append(round_index * self._rounds.round_samples)
-        for peer in strangers:
-            self.strangers.record_try(peer in came, peer)
-        if others and not kept_out.issuperset(others):
-            self._met.add(min(1.0, took.count_believed(len(came)) / len(others)))
+            self._meetings.append(plan.round_index * self._rounds.round_samples)
+        for peer in plan.others:
+            if peer in plan.strangers:
+                self.strangers.record_try(peer in came, peer)
+        if plan.others and not kept_out.issuperset(plan.others):
+            self._met.add(min(1.0, took.count_believed(len(came)) / len(plan.others)))
         lacking = not took.met if self._of_progress else took.is_far
-        self.missed = lacking and self.weight.newcomer and others_here
-        learned = took.report.members > 0
-        self._in_vain = self._share is not None and not learned
-        if learned or self._share is None:  # else the gradient stays for the next packet
-            self._samples_before += samples
-        if self._share is not None and loop.time() - begun >= patience_s:
-            for peer in {*others} - {*came}:  # the next step does not wait for it again
-                self._lost(peer)
-        self.weight.on_round_end(round_index, self._samples_before)
-        self._samples_at_round += trained
-        self._share_of_step = sys.maxsize
-        if self._share is not None:
-            self._on_step_end(self._share, round_index, came, trained)
-        self._in_round = False
-        self._finish(round_index)
-        self._ended = (loop.time(), self._here.compute.worked_s)
-        within = (self._ended[0] - begun, self._ended[1] - worked_s)
-        self._report(round_index, took, samples, within, between)
-        return learned
+        self.missed = lacking and self.weight.newcomer and plan.others_here
 
     def _say_step_end(self, step: int) -> None:
         """Tell those that need to know that this feeder is through with `step`, or that all feeders are."""
@@ -662,16 +681,19 @@ class Gossip:
         met = self.acceptance.judged(self._tasks, plan.round_index, came, report)
         return OuterStepResult(met, report, held.reason or plan.reason), held.members, math.inf
 
-    def _on_step_end(self, share: Share, round_index: int, came: Iterable[PeerId], trained: int) -> None:
+    def _on_step_end(self, share: Share, plan: RoundPlan, came: Collection[PeerId], *, late: bool) -> None:
         """Note where the others are. A replica that was behind most goes on to the next round with what it has: it
-        trains one step less, and meets them from then on."""
+        trains one step less, and meets them from then on. `late`: the round took as long as one waits for a member; the
+        next one waits for none that did not come."""
+        for peer in {*plan.others} - {*came} if late else ():
+            self._lost(peer)
         for peer in came:
             self._gone.pop(peer, None)
-        ahead = {peer for peer, begun in self._machine.round_of.items() if begun > round_index}
-        if here := len([*came]):  # keys, which cost nothing, cannot keep it from training beside others
+        ahead = {peer for peer, begun in self._machine.round_of.items() if begun > plan.round_index}
+        if came:  # keys, which cost nothing, cannot keep it from training beside others
             ahead.difference_update(self.strangers.among(ahead))
-        self._late = len(ahead) > here and trained > 0
-        share.late = round_index * self._rounds.round_samples - self._here.samples_total()
+        self._late = len(ahead) > len(came) and plan.trained > 0
+        share.late = plan.round_index * self._rounds.round_samples - self._here.samples_total()
 
     def _to_ask(
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]

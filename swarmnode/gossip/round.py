@@ -35,6 +35,11 @@ Spent = tuple[float, float]
 """Seconds, and of these the seconds in which the device worked."""
 
 
+def spent_since(before: Spent, now: Spent) -> Spent:
+    """The time between two readings of both clocks."""
+    return now[0] - before[0], now[1] - before[1]
+
+
 def least(strides: Iterable[int]) -> int:
     """The least of `strides`, powers of two: who says more keeps nobody from meeting; 1 if there are none."""
     return min(strides, default=1)
