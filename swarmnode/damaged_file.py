@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swarmnode.errors import cause_of
+from swarmnode.untrusted_text import printable
 
 ASIDE_MAX = 4  # guess: damaged files of one name that are kept to be looked at; the last one is replaced
 UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
@@ -32,7 +33,12 @@ def put_aside(path: Path, why: str) -> None:
         done = f"put aside as {aside.name}; a new one is made"
     except OSError as error:
         done = f"it cannot be put aside ({cause_of(error)}), and is not used"
-    sys.stderr.write(f"swarmnode: {path} is damaged ({why}): {done}\n")
+    tell_damaged(str(path), why, done)
+
+
+def tell_damaged(name: str, why: str, done: str = "it is not used") -> None:
+    """Say on stderr that the file `name` is damaged, and what is `done` about it."""
+    sys.stderr.write(f"swarmnode: {name} is damaged ({printable(why, 200)}): {done}\n")
 
 
 def read_small(path: Path, nbytes_max: int) -> bytes | None:

@@ -176,6 +176,7 @@ class RunProgress:
         """The samples that this part of the swarm trained before it last met a part with more."""
         self.owed = 0  # samples that this node is to train again without counting them
         self._debts: dict[Feeding, int] = {}  # what feeders owed last of what was trained here in vain
+        self._inherited = 0  # of what was trained here in vain
         progress.believe_up_to(NOBODY)
 
     @property
@@ -263,6 +264,7 @@ class RunProgress:
         split = self.watch.look(now, total, self._progress.feeders, present)
         if split is not None:
             self.in_vain = split
+            self._inherited = 0
             self.owed += split.own
             self._telemetry.event(
                 "progress.in_vain",
@@ -274,19 +276,21 @@ class RunProgress:
             )
 
     def _inherit(self) -> None:
-        """Take over the debt of a feeder that stopped, if this node is its heir among those that owed with it. A debt
-        counts up to the samples that were trained in vain here."""
+        """Take over the debt of a feeder that stopped, if this node is its heir among those that owed with it. Debts
+        count together up to the samples that others trained in vain here: a key costs nothing, and may owe and vanish.
+        """
         if self.in_vain is None:
             return
         here = {(m.peer, m.joined_unix_s): m.owed for m in self._peer_table.swarm().members() if m.feeds}
         self._debts |= {feeding: owed for feeding, owed in here.items() if owed or feeding in self._debts}
         for gone in sorted(self._debts.keys() - here.keys()):
-            owed = min(self._debts.pop(gone), self.in_vain.here)
+            owed = min(self._debts.pop(gone), self.in_vain.here - self.in_vain.own - self._inherited)
             heirs = sorted(peer for peer, _ in self._debts.keys() & here.keys())
             if not owed or not heirs:
                 continue
             if heirs[digest64("heir", *gone) % len(heirs)] == self._me:
                 self.owed += owed
+                self._inherited += owed
             elif gone[0] == self._me:
                 self.owed = 0
 

@@ -98,7 +98,8 @@ WORDS = (
         "Record",
         "progress",
         "the run's samples",
-        "what machines seen at work can have trained, four times what they announce at most",
+        "what machines seen at work can have trained, four times what they announce at most; what gone feeders owed, "
+        "by what was trained here in vain",
         "membership/clock.py",
     ),
     _of(

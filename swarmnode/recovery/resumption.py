@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from swarmnode.errors import DataError, LocalFault, RemoteFault
+from swarmnode.damaged_file import tell_damaged
+from swarmnode.errors import DataError, LocalFault, RemoteFault, cause_of
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.membership.progress import FLOOR, Progress, to_message, to_samples
@@ -136,6 +137,7 @@ class SavedStages:
         """Those found or saved, each a checkpoint of one stage, the one of most samples first."""
         self.pieces: list[Resumption] = []
         """The same of the cut before."""
+        self._damaged = set[str]()  # those that were told
 
     def newest(self, stage: int) -> Resumption | None:
         """The one of `stage` with most samples; None without one."""
@@ -147,7 +149,8 @@ class SavedStages:
         return next((stage for stage in stages if stage in empty and stage not in unable), None)
 
     async def look(self) -> None:
-        """Read the saved stages; half written, damaged and foreign ones are left out. Raises LocalFault."""
+        """Read the saved stages; half written, damaged and foreign ones are left out, and damage is told once. Raises
+        LocalFault."""
         self.found = []
         self.pieces = []
         if self._store is None:
@@ -161,7 +164,10 @@ class SavedStages:
             try:
                 part = form.part_of(await self._store.read(name) or b"", name)
                 progress = Progress.from_wire(to_message(part.progress))
-            except (DataError, LocalFault, RemoteFault):
+            except (DataError, LocalFault, RemoteFault) as error:
+                if name not in self._damaged:
+                    self._damaged.add(name)
+                    tell_damaged(name, cause_of(error))
                 continue
             label = base.rpartition("/")[2]
             kept = Checkpoint(self._origins[cut], label, part.round, progress.total, part.progress, (part,))

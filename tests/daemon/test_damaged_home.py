@@ -159,7 +159,19 @@ def pipe(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-DAMAGES = (truncated, flipped, empty, huge, odd, deep, folder, unreadable, pipe)
+def extended(path: Path) -> None:
+    """Fields, or bytes, that this version does not know."""
+    raw = path.read_bytes()
+    try:
+        tree = json.loads(raw)
+    except ValueError:
+        path.write_bytes(raw + b"\xff" * 2000)
+        return
+    more = {"unknown": ["x" * 2000]}
+    path.write_text(json.dumps(tree | more if isinstance(tree, dict) else [tree, more]))
+
+
+DAMAGES = (truncated, flipped, empty, huge, odd, deep, folder, unreadable, pipe, extended)
 
 
 READ = ("node.key", "contacts.json", USAGE_FILE, PAUSE_FILE, receipt_store.FILE_NAME)

@@ -106,6 +106,31 @@ async def test_a_home_keeps_one_state_of_a_stage_unless_an_older_one_has_more_sa
     assert await samples_kept(1, 2, 60) == [(1, 300), (0, 200), (1, 60)]
 
 
+@pytest.mark.parametrize("raw", [b"", b"{", b"[" * 3000, b'{"stage": 1e999, "round": []}', b"\xff" * 100, None])
+async def test_a_damaged_saved_state_is_told_once_and_left_out(
+    raw: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = SavedStages(FolderStore(tmp_path), Origin.of(run_of(2), RUN))
+    for stage in (0, 1):
+        await saved.save(
+            state_of(2, stage),
+            shapes_of(2, stage),
+            stage=stage,
+            round_index=1,
+            peer=PEERS[0],
+            progress=to_message({PEERS[0]: 100}),
+        )
+    (path,) = tmp_path.rglob("stage-1.json")
+    path.unlink()
+    if raw is not None:
+        path.write_bytes(raw)
+    await saved.look()
+    await saved.look()
+    assert [one.checkpoint.parts[0].stage for one in saved.found] == [0]
+    told = capsys.readouterr().err
+    assert told.count("stage-1.json is damaged (") == (raw is not None), told
+
+
 # ---- decisions
 
 

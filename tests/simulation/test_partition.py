@@ -93,6 +93,20 @@ def test_blocks_of_a_stopped_feeder_pass_to_its_part() -> None:
     assert [node.owed for node in nodes] == [0, 0, 500], "b owed nothing, so it may be of the other part"
 
 
+def test_keys_that_owe_and_vanish_leave_no_more_than_was_trained_in_vain() -> None:
+    table = PeerTable(2)
+    node = RunProgress(Manifest(), PeerId("c"), table, Progress(PeerId("c")), LoopClock(), Quiet(), print, print)
+    node.in_vain = TrainedApart(600, 900, 100)
+    table._keep(None, less(member("c"), feeds=True, owed=64))
+    for number in range(20):
+        key = f"key{number}"
+        table._keep(None, less(member(key), feeds=True, owed=1 << 50))
+        node._inherit()
+        table.forget(PeerId(key))
+        node._inherit()
+    assert node.owed == 500, "honest samples count again after these"
+
+
 def test_a_count_that_no_weights_have_breaks_a_law() -> None:
     laws = Laws()
     laws.learned = LearnedSamples()
