@@ -18,6 +18,7 @@ from swarmnode.manifest.spec import FIELDS, TABLES, Manifest
 from swarmnode.membership.words import WORDS
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
+from swarmnode.node.waiting import CAUSES
 from swarmnode.trust.verdict import VERDICTS
 
 HERE = Path(__file__).parent
@@ -189,7 +190,34 @@ def documented(called: str, value: Any) -> Iterator[str]:
     yield inspect.getdoc(value) or ""
 
 
+def waiting() -> str:
+    """Every cause of waiting, and what a person can do."""
+
+    def says(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", r"*\1*", text)
+
+    shown = (
+        (cause.name, says(cause.says), cause.do, "no" if cause.stops else "yes") for cause in CAUSES if cause.panel
+    )
+    ends = ((cause.name, cause.says, cause.do, cause.told) for cause in CAUSES if not cause.panel)
+    lines = [
+        MADE.format(source="swarmnode/node/waiting.py"),
+        "# Why a machine waits\n",
+        "A machine that does not train says why, and what a person can do, within half a minute: on the panel of `join`, in",
+        "`status` and `top` (the line `waits`), on the page of `ui`, on the machine's page of a coordinator, and as `waits` in",
+        "`status --json`. What stops it stands first. A cause that comes and goes is one line, with how often it came. A",
+        'machine is said to train only while work passes through it; before that, and when none comes, it is "ready".\n',
+        "Words in italics are filled in. *Trains on* says whether the machine works meanwhile.\n",
+        *table(("cause", "it waits, because", "what helps", "trains on"), shown),
+        "\n## What `join` ends with, and pauses\n",
+        *table(("cause", "because", "what helps", "where it is said"), ends),
+        "\n[Exit codes](exit-codes.md) has all of them; `swarmnode doctor` looks for most of these before you join.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {"api.md": api, "metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
+PAGES["waiting.md"] = waiting
 
 
 END = "<!-- made until here -->"

@@ -83,6 +83,7 @@ ONLY_SHOWN = (
     "LimitsReply",
     "PeerStatus",
     "WorkReport",
+    "Wait",
 )  # their numbers, but for the stage, decide nothing
 NUMBERS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_UINT32)
 
@@ -298,6 +299,10 @@ BY_FIELD: Mapping[str, Bound] = {
     "StatusReply.clock": SHOWN,
     "StatusReply.amendments": words(512, "only shown", many=64),
     "StatusReply.least_version": words(40, "only shown"),
+    "StatusReply.waits": part(16, "node/waiting.py"),
+    "Wait.cause": words(40, "only shown"),
+    "Wait.says": SHOWN,
+    "Wait.can_do": SHOWN,
     "LimitsReply.limits": words(512, "only shown", many=64),
 }
 

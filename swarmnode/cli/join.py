@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -127,28 +128,30 @@ class JoinScreen:
                 live.update(Group(panel(watch), hint), refresh=True)
 
     async def _lines(self) -> None:
-        from swarmnode.local.swarm_view import headline, paused_text, thanks
+        from swarmnode.local.swarm_view import headline, paused_text, thanks, wait_text
 
-        said = ""
-        at = 0.0
+        last = ""
+        said_s = dict[str, float]()  # by what is said, without its numbers
         loop = asyncio.get_running_loop()
         async for status in self._statuses():
             paused = status.limits.reason and not status.limits.running
             text = f"paused: {paused_text(status)}" if paused else headline(status)
-            if text != said or loop.time() > at + LINE_PERIOD_S:
-                again = f"; {thanks(status)}" if text == said else ""
-                click.echo(f"{text}{again}", err=True)
-                said = text
-                at = loop.time()
+            about = "; ".join([text, *(wait.cause for wait in status.waits)])
+            if loop.time() > said_s.get(about, -math.inf) + LINE_PERIOD_S:  # what comes and goes is said once
+                again = f"; {thanks(status)}" if about == last else ""
+                click.echo("\n".join([f"{text}{again}", *(f"  {wait_text(wait)}" for wait in status.waits)]), err=True)
+                said_s = {one: when for one, when in said_s.items() if loop.time() <= when + LINE_PERIOD_S}
+                said_s[about] = loop.time()
+            last = about
 
 
 def _news(status: StatusReply) -> str:
     """The text of a notification: that the machine trains, or why and until when it pauses; "" in between."""
-    from swarmnode.local.swarm_view import STATE_WORDS, of_stages, paused_text
+    from swarmnode.local.swarm_view import of_stages, paused_text, trains
 
     if not status.limits.running and status.limits.reason:
         return f"paused: {paused_text(status)}"
-    return f"trains stage {of_stages(status)}" if status.state and status.state not in STATE_WORDS else ""
+    return f"trains stage {of_stages(status)}" if trains(status) else ""
 
 
 def device_arguments(arguments: Sequence[str], words: Sequence[str], device: str, home: Path, name: str) -> list[str]:

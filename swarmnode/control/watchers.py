@@ -106,6 +106,7 @@ def face(status: StatusReply) -> object:
     return (
         *(status.run_id, status.state, status.stage, status.stages, status.round, status.loss_validation_samples),
         *(status.trains_nothing, status.page, status.clock, status.least_version, tuple(status.amendments)),
+        tuple(wait.cause for wait in status.waits),
         *(limits.running, limits.reason, sorted(limits.limits.items())),
         sorted((peer.peer_id, peer.stage, peer.state, peer.banned) for peer in status.peers),
     )

@@ -19,6 +19,7 @@ from swarmnode.data.corpus import Corpus
 from swarmnode.errors import RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId, RunId, machine_of
 from swarmnode.machine.run_archive import Archive
+from swarmnode.machine.sensors import local_time
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import planned_meeting_steps
@@ -32,6 +33,7 @@ from swarmnode.node.limits import show
 from swarmnode.node.node import Node
 from swarmnode.node.notice import Notice, NoticeKind, Notices
 from swarmnode.node.regulator import Regulator
+from swarmnode.node.waiting import Place, Waits
 from swarmnode.ports import Call, Transport
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.call_directory import CallDirectory
@@ -50,6 +52,30 @@ PINGS = 3  # the first may open a stream: the fastest counts
 HELPERS_MAX = 4
 MEASURE_S = 8.0
 EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few seconds
+
+
+def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list[report_pb2.Wait]:
+    """Why `node`, of a run of so many stages, waits now."""
+    members = node.presence.peer_table.swarm().members()
+    at_work = {member.stage for member in members if member.state == record_pb2.NODE_STATE_TRAINING}
+    empty = [stage for stage in range(stages) if stage not in at_work | {node.stage}]
+    asleep = {
+        member.stage: f"{member.stage} sleeps"
+        + (f" until {local_time(member.resumes_unix_s - now_unix_s)}" if member.resumes_unix_s > now_unix_s else "")
+        for member in sorted(members, key=lambda one: -(one.resumes_unix_s or math.inf))
+        if member.state == record_pb2.NODE_STATE_PAUSED and member.stage in empty
+    }
+    place = Place(node.state, empty, asleep, node.stage_status().given_tokens_per_second)
+    return [
+        report_pb2.Wait(
+            cause=one.cause.name,
+            says=one.says,
+            can_do=one.cause.do,
+            for_s=now_unix_s - one.since_s,
+            stops=one.cause.stops,
+        )
+        for one in waits.now(place)
+    ]
 
 
 async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.PeerExam:
@@ -84,6 +110,7 @@ class DaemonContext:
     clock: SystemClock
     cut: int  # the amendment that cut the stages as they are here; 0: none did
     swarm: RunId  # the id in records of nodes with these stages
+    waits: Waits  # why this node waits
     fit: StageFit | None = None  # the stages that this machine can serve; None for a bootstrap
     corpus: Corpus | None = None  # the run's text in files of this machine, where this node may feed from them
     forbidden: list[str] = field(default_factory=list)  # the reason why we may no longer take part, at most one
@@ -167,6 +194,7 @@ class ControlApi:
         if self._node is not None:
             self._tell_work(reply, self._node)
             reply.peers.extend(self._peers(self._node))
+            reply.waits.extend(waiting_at(self._node, reply.stages, process.waits, process.clock.unix_s()))
         return reply
 
     def _tell_work(self, reply: report_pb2.StatusReply, node: Node) -> None:

@@ -33,10 +33,11 @@ from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.record import STRETCH_MAX
-from swarmnode.metrics.events import RecentEvents
+from swarmnode.metrics.events import Echo, RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.node import access_list
 from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.waiting import Waits
 from swarmnode.recovery.recovery_source import LOST_WAIT_S
 from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
@@ -104,7 +105,8 @@ async def start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: 
     begin = _begin(options, before)
     options = begin.options
     recent = RecentEvents(begin.clock)
-    telemetry = _telemetry(begin, recent)
+    waits = Waits(begin.clock.unix_s)
+    telemetry = _telemetry(begin, waits.then(recent))
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     transport = await _open(begin, telemetry)
@@ -140,6 +142,7 @@ async def start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: 
         begin.clock,
         rules.cut,
         swarm,
+        waits,
         fit,
         corpus,
     )
@@ -175,13 +178,13 @@ def _transport_kind(
     return kind_of([*options.bootstrap, *(one for _, contact in contacts.latest(1) for one in contact.addresses)])
 
 
-def _telemetry(begin: _Beginning, recent: RecentEvents) -> PrometheusTelemetry:
+def _telemetry(begin: _Beginning, echo: Echo) -> PrometheusTelemetry:
     return PrometheusTelemetry(
         clock=begin.clock,
         run=begin.run_id,
         node=begin.identity.peer_id,
         path=begin.options.home / EVENTS_FILE,
-        echo=told_on_terminal(recent),
+        echo=told_on_terminal(echo),
     )
 
 

@@ -245,6 +245,7 @@ def node_detail(board: Board, node: NodeView, now_s: float, *, private: bool) ->
         "up_s": 0.0 if status is None else round(status.uptime_s, 1),
         "tokens_per_s": 0.0 if status is None else round(status.tokens_per_second, 1),
         "standing": standing(board, node.peer),
+        "waits": [] if status is None else [f"{wait.says}. What helps: {wait.can_do}." for wait in status.waits],
         "counters": {} if status is None else {key: rounded(value) for key, value in sorted(status.counters.items())},
         "links": links_of(node, board),
         "entries": [entry.to_json() for entry in reversed(board.timeline) if entry.peer == node.peer][:100],

@@ -24,7 +24,7 @@ from swarmnode.dashboard.server import HEADERS, PageServer, has_token
 from swarmnode.dashboard.timeline import sentence
 from swarmnode.errors import NoDaemon, SwarmnodeError, UsageError
 from swarmnode.ids import PeerId, short
-from swarmnode.local.swarm_view import empty_stages, headline, paused_text, with_us
+from swarmnode.local.swarm_view import empty_stages, headline, paused_text, trains, wait_text, with_us
 from swarmnode.machine.receipt_store import checked
 from swarmnode.metrics.events import tail
 from swarmnode.node.limits import LIMIT_KINDS
@@ -96,6 +96,8 @@ class NodePage(PageServer):
             "headline": "a meeting point of the run" if reply.trains_nothing else headline(reply),
             "paused": "" if reply.limits.running or not reply.limits.reason else paused_text(reply),
             "empty": empty_stages(reply),
+            "trains": trains(reply),
+            "waits": [wait_text(wait) for wait in reply.waits],
             "speed": {
                 "tokens_total": reply.run_tokens_per_second,
                 "tokens_given": with_us(reply),

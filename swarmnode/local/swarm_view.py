@@ -32,7 +32,7 @@ from swarmnode.wire.record_pb2 import (
     NODE_STATE_TRAINING,
     NodeState,
 )
-from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
+from swarmnode.wire.report_pb2 import PeerStatus, StatusReply, Wait
 
 LOOKS_MAX = 120
 LOSSES_MAX = 1000
@@ -124,7 +124,7 @@ def _grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
     for key, value in facts:
         if value:
             text = Text(value) if isinstance(value, str) else value  # no markup: names and paths may hold brackets
-            grid.add_row(key, text, style="yellow" if key in ("paused", "clock") else "")
+            grid.add_row(key, text, style="yellow" if key in ("paused", "clock", "waits") else "")
     return grid
 
 
@@ -148,6 +148,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("stages", stage_strip(status)),
         ("", headline(status)),
         ("paused", "" if limits.running or not limits.reason else paused_text(status)),
+        ("waits", "\n".join(map(wait_text, status.waits))),
         ("clock", status.clock),
         ("speed", speed + busy if measured else ""),
         ("given", given_text(status)),
@@ -227,6 +228,16 @@ def headline(status: StatusReply) -> str:
     if missing:
         return f"{words}; waiting for {more_of('machine', len(missing))}"
     return f"{words}; every stage has a machine" if not state and not asleep else words
+
+
+def wait_text(wait: Wait) -> str:
+    """What a node waits for, and what a person can do."""
+    return f"{wait.says}. What helps: {wait.can_do}."
+
+
+def trains(status: StatusReply) -> bool:
+    """Whether work passes through this machine: its state alone does not say so."""
+    return status.state == NODE_STATE_TRAINING and not any(wait.stops for wait in status.waits)
 
 
 def with_us(status: StatusReply) -> float:
@@ -347,7 +358,7 @@ def cells(node: NodeFacts) -> list[str]:
         stage,
         node.name,
         short(PeerId(status.peer_id)),
-        node.reason or state_name(status.state),
+        node.reason or ("ready" if status.waits and not trains(status) and node.training else state_name(status.state)),
         f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "",
         f"{status.inner_steps:,}",
         str(status.round),

@@ -111,7 +111,7 @@ class PeerStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., latency_s: _Optional[float] = ..., banned: _Optional[bool] = ..., resumes_s: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home", "trains_nothing", "amendments", "least_version", "tokens_given", "page", "clock", "given", "run_tokens_per_second", "tokens_given_before", "meets_every_steps", "meets_every_steps_planned", "given_tokens_per_second")
+    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home", "trains_nothing", "amendments", "least_version", "tokens_given", "page", "clock", "given", "run_tokens_per_second", "tokens_given_before", "meets_every_steps", "meets_every_steps_planned", "given_tokens_per_second", "waits")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class StatusReply(_message.Message):
     MEETS_EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]
     MEETS_EVERY_STEPS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
     peer_id: str
@@ -191,7 +192,22 @@ class StatusReply(_message.Message):
     meets_every_steps: float
     meets_every_steps_planned: float
     given_tokens_per_second: float
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ..., trains_nothing: _Optional[bool] = ..., amendments: _Optional[_Iterable[str]] = ..., least_version: _Optional[str] = ..., tokens_given: _Optional[int] = ..., page: _Optional[str] = ..., clock: _Optional[str] = ..., given: _Optional[_Union[WorkReport, _Mapping]] = ..., run_tokens_per_second: _Optional[float] = ..., tokens_given_before: _Optional[int] = ..., meets_every_steps: _Optional[float] = ..., meets_every_steps_planned: _Optional[float] = ..., given_tokens_per_second: _Optional[float] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ..., trains_nothing: _Optional[bool] = ..., amendments: _Optional[_Iterable[str]] = ..., least_version: _Optional[str] = ..., tokens_given: _Optional[int] = ..., page: _Optional[str] = ..., clock: _Optional[str] = ..., given: _Optional[_Union[WorkReport, _Mapping]] = ..., run_tokens_per_second: _Optional[float] = ..., tokens_given_before: _Optional[int] = ..., meets_every_steps: _Optional[float] = ..., meets_every_steps_planned: _Optional[float] = ..., given_tokens_per_second: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("cause", "says", "can_do", "for_s", "stops")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    CAN_DO_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    says: str
+    can_do: str
+    for_s: float
+    stops: bool
+    def __init__(self, cause: _Optional[str] = ..., says: _Optional[str] = ..., can_do: _Optional[str] = ..., for_s: _Optional[float] = ..., stops: _Optional[bool] = ...) -> None: ...
 
 class WorkReport(_message.Message):
     __slots__ = ("samples", "tokens", "targets")

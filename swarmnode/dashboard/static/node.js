@@ -113,7 +113,7 @@ function render(node, peer) {
     element("p", { class: "note mono" }, node.peer), place(node) || "",
     element("div", { class: "pair" },
       panel("Now", facts([
-        ["stage", node.stage], ["why here", node.why], ["speed", `${node.speed.toFixed(1)} samples/s`], ["feeds", node.tokens_per_s ? `${count(node.tokens_per_s)} tokens/s` : ""],
+        ["stage", node.stage], ["why here", node.why], ["waits", node.waits.join("\n")], ["speed", `${node.speed.toFixed(1)} samples/s`], ["feeds", node.tokens_per_s ? `${count(node.tokens_per_s)} tokens/s` : ""],
         ["at work", node.busy === null ? "" : `${percent(node.busy)} of the time`], ["waiting", plural(node.queue, "microbatch", "microbatches")], ["round", node.round], ["inner steps", count(node.steps)], ["training loss", node.loss === null ? "" : loss(node.loss)],
         ["memory", node.memory ? bytes(node.memory) : ""], ["up", node.up_s ? duration(node.up_s) : ""], ["version", node.version],
         ["from here", milliseconds(node.rtt_ms)], ["its clock", node.skew_s === null ? "" : `${node.skew_s >= 0 ? "+" : ""}${node.skew_s.toFixed(2)} s`],

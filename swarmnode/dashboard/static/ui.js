@@ -48,10 +48,10 @@ function show(now) {
   const running = !now.paused;
   document.body.dataset.running = running;
   write(at("run-name"), now.run_name);
-  document.title = `${running ? now.state === "NODE_STATE_TRAINING" ? "training" : "starting" : "paused"} · ${now.run_name} on this machine`;
+  document.title = `${running ? now.trains ? "training" : "waiting" : "paused"} · ${now.run_name} on this machine`;
   write(at("phrase"), now.trains_nothing ? "meeting point" : running ? `round ${count(now.round)}` : "paused");
   write(at("title"), running ? now.headline[0].toUpperCase() + now.headline.slice(1) : "Paused");
-  write(at("why"), running ? now.limits.reason.replace("within its limits", "") : now.paused);
+  write(at("why"), running ? [now.limits.reason.replace("within its limits", ""), ...now.waits].filter(Boolean).join(" · ") : now.paused);
   at("doing").hidden = at("rules").hidden = at("numbers").hidden = now.trains_nothing;
   const asked = !running && ["asked to pause", "snoozed"].includes(now.limits.reason);
   at("pause").hidden = asked;
