@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from swarmnode.bounds import FIELDS, SAMPLES_MAX, STRIDE_MAX
+from swarmnode.bounds import FIELDS, SAMPLES_MAX, STRIDE_MAX, check
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
@@ -69,6 +69,11 @@ async def seconds(run: Manifest, fields: Mapping[str, object] | None, samples: i
         return took_s
 
 
+def key_of(number: int) -> PeerId:
+    """The peer id of `Stranger(v, number)`."""
+    return Identity.of_seed(bytes([200, number % 256, number // 256]) + bytes(29)).peer_id
+
+
 WORST: Mapping[str, Mapping[str, object]] = {
     "round": {"round": SAMPLES_MAX},
     "round_stride": {"round_stride": STRIDE_MAX},
@@ -81,7 +86,23 @@ WORST: Mapping[str, Mapping[str, object]] = {
     "unable": {"unable": list(range(1, 64)), "moving_to": 1},
     "allowance": {"allowance": record_pb2.Allowance(up_bps=1, down_bps=1, pauses_unix_s=1, resumes_unix_s=2**33)},
     "saves_checkpoints": {"saves_checkpoints": True},
+    "progress": {
+        "progress": record_pb2.Progress(feeders=[key_of(0)], samples=[SAMPLES_MAX], total=SAMPLES_MAX, owed=SAMPLES_MAX)
+    },
+    "digests": {"boundary_digest": b"x" * 8, "data_digest": b"x" * 8, "state_digest": b"x" * 32},
+    "asleep": {
+        "state": record_pb2.NODE_STATE_PAUSED,
+        "allowance": record_pb2.Allowance(pauses_unix_s=1, resumes_unix_s=2**33),
+    },
+    "addresses": {"addresses": [f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 9)]},
+    "stretch": {"stretch": 20},
 }
+
+
+@pytest.mark.parametrize("row", WORST)
+def test_the_worst_words_are_within_the_bounds(row: str) -> None:
+    """Else a flood of them would be dropped as malformed, and show nothing."""
+    check(record_pb2.Record(**WORST[row]))  # type: ignore[arg-type]
 
 
 EACH_PUSH = {("round", "gradient"), ("blocks", "average"), ("samples_per_second", "gradient")}
@@ -152,11 +173,6 @@ async def test_a_joiner_begins_with_no_stride_of_keys() -> None:
         late = v.add(2)
         await v.until(lambda: bool(told(late, "exchange.paired")), "the joiner meets somebody")
         assert late.served.gossip.stride < 64
-
-
-def key_of(number: int) -> PeerId:
-    """The peer id of `Stranger(v, number)`."""
-    return Identity.of_seed(bytes([200, number % 256, number // 256]) + bytes(29)).peer_id
 
 
 FEEDER = PeerId("feeder")
