@@ -204,7 +204,7 @@ def waiting() -> str:
         MADE.format(source="swarmnode/node/waiting.py"),
         "# Why a machine waits\n",
         "A machine that does not train says why, and what a person can do, within half a minute: on the panel of `join`, in",
-        "`status` and `top` (the line `waits`), on the page of `ui`, on the machine's page of a coordinator, and as `waits` in",
+        "`status` (the line `waits`), on the page of `ui`, on the machine's page of a coordinator, and as `waits` in",
         "`status --json`. What stops it stands first. A cause that comes and goes is one line, with how often it came. A",
         'machine is said to train only while work passes through it; before that, and when none comes, it is "ready".\n',
         "Words in italics are filled in. *Trains on* says whether the machine works meanwhile.\n",

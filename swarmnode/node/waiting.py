@@ -1,7 +1,7 @@
 """Why a node waits: a table of every cause, and the causes that stand at one node now.
 
 A cause begins and ends with events of the node's log, or follows from what the node sees of the swarm. `join`,
-`status`, `top`, `ui` and the run's page show the causes that stand, with what a person can do. docs/waiting.md is made
+`status`, `ui` and the run's page show the causes that stand, with what a person can do. docs/waiting.md is made
 from the table.
 """
 
