@@ -18,6 +18,7 @@ from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
+from swarmnode.node.waiting import BY_NAME, PRIVATE
 from swarmnode.ports import Answer, Call, Clock
 from swarmnode.transport.address import is_circuit, parse_bootstraps
 from swarmnode.transport.links import measure
@@ -43,6 +44,9 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
         told.ClearField("addresses")
         told.ClearField("metrics_address")
         told.ClearField("home")
+        for wait in told.waits:
+            if wait.cause in PRIVATE:
+                wait.says = BY_NAME[wait.cause].public
         for key in [key for key, value in told.counters.items() if not value]:
             del told.counters[key]
         return report_pb2.Report(

@@ -7,6 +7,7 @@ from the table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,6 +53,11 @@ class Cause:
     def panel(self) -> bool:
         """Whether the panel shows it among what the node waits for."""
         return self.told == PANEL
+
+    @property
+    def public(self) -> str:
+        """What others are told: no reason, which may name folders of this machine."""
+        return re.sub(r" \(\{\w+\}\)|: \{\w+\}", "", self.says)
 
 
 def _number(fields: Fields, key: str) -> float:
@@ -209,6 +215,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     ),
 )
 BY_NAME: Final = {cause.name: cause for cause in CAUSES}
+PRIVATE: Final = ("disk", "no text here")  # their reasons may name folders of this machine
 
 
 @dataclass(frozen=True, slots=True)

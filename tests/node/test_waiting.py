@@ -15,7 +15,7 @@ from swarmnode.daemon import reachability
 from swarmnode.daemon.control_api import waiting_at
 from swarmnode.local.swarm_view import NodeWatch, panel, trains
 from swarmnode.metrics.event import EVENTS
-from swarmnode.node.waiting import CALM_S, CAUSES, FLAP_S, Place, Waits
+from swarmnode.node.waiting import BY_NAME, CALM_S, CAUSES, FLAP_S, PRIVATE, Place, Waits
 from swarmnode.transport.reachability import Reachability
 from swarmnode.wire.record_pb2 import (
     NODE_STATE_JOINING,
@@ -197,6 +197,12 @@ def test_what_stops_a_node_comes_first(state: NodeState) -> None:
     waits.hear("recovery.waiting", {"stage": 1, "reason": "its machine sleeps"})
     found = [one.cause.stops for one in waits.now(Place(state, [1]))]
     assert found == sorted(found, reverse=True) and len(found) >= 2
+
+
+def test_others_are_told_of_no_folder_of_this_machine() -> None:
+    told = {name: BY_NAME[name].public for name in PRIVATE}
+    assert told["disk"] == "the disk does not take what this machine keeps: it trains on"
+    assert told["no text here"] == "this machine does not feed the run"
 
 
 def test_the_table_is_whole() -> None:
