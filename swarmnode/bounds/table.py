@@ -299,7 +299,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "StatusReply.clock": SHOWN,
     "StatusReply.amendments": words(512, "only shown", many=64),
     "StatusReply.least_version": words(40, "only shown"),
-    "StatusReply.waits": part(16, "node/waiting.py"),
+    "StatusReply.waits": part(32, "node/waiting.py: each cause once"),
     "Wait.cause": words(40, "only shown"),
     "Wait.says": SHOWN,
     "Wait.can_do": SHOWN,
