@@ -56,7 +56,7 @@ EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few secon
 
 def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list[report_pb2.Wait]:
     """Why `node`, of a run of so many stages, waits now."""
-    members = node.presence.peer_table.swarm().members()
+    members = tuple(node.presence.peer_table.swarm().members())
     at_work = {member.stage for member in members if member.state == record_pb2.NODE_STATE_TRAINING}
     empty = [stage for stage in range(stages) if stage not in at_work | {node.stage}]
     asleep = {
