@@ -231,7 +231,7 @@ def headline(status: StatusReply) -> str:
 
 
 def wait_text(wait: Wait) -> str:
-    """What a node waits for, and what a person can do."""
+    """A node's reason to wait, and the person's remedy."""
     return f"{wait.says}. What helps: {wait.can_do}."
 
 

@@ -56,7 +56,7 @@ class Cause:
 
     @property
     def public(self) -> str:
-        """What others are told: no reason, which may name folders of this machine."""
+        """The words for others: without a reason, which may name folders of this machine."""
         return re.sub(r" \(\{\w+\}\)|: \{\w+\}", "", self.says)
 
 
@@ -192,7 +192,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause(
         "version",
         "the run's owner admits newer versions only",
-        "update swarmnode: pip install --upgrade swarmnode",
+        "install the version that the owner names, as you installed this one (docs/bad-version.md)",
         told=_ends(NotPermitted),
     ),
     Cause(
@@ -220,8 +220,8 @@ PRIVATE: Final = ("disk", "no text here")  # their reasons may name folders of t
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a node sees of itself and the swarm: `stages` without anybody at work, those of them that sleep, each with
-    its words ("1 sleeps until 22:00"), and the tokens that pass through this machine a second."""
+    """A node's view of itself and the swarm: the `empty` stages, without anybody at work; those that sleep, each with
+    its words ("1 sleeps until 22:00"); and the tokens that pass through this machine a second."""
 
     state: record_pb2.NodeState
     empty: Sequence[int] = ()
@@ -230,7 +230,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingWait:
     """A cause that stands since `since_s`, in words."""
 
     cause: Cause
@@ -272,7 +272,7 @@ class Waits:
             elif begins is not None or event in cause.ends:
                 self._end(cause, fields)
 
-    def now(self, place: Place) -> list[Standing]:
+    def now(self, place: Place) -> list[StandingWait]:
         """The causes that stand, in the order of the table: those that keep the node from training first."""
         self._derive(place)
         now_s = self._now_s()
@@ -285,7 +285,7 @@ class Waits:
             calm = spell.ended_s is not None and (spell.times == 1 or now_s >= spell.ended_s + CALM_S)
             if not calm:
                 often = f" ({spell.times} times in {now_s - spell.since_s:.0f} s)" if spell.times > 1 else ""
-                found.append(Standing(cause, spell.says + often, spell.since_s))
+                found.append(StandingWait(cause, spell.says + often, spell.since_s))
         return sorted(found, key=lambda one: not one.cause.stops)
 
     def _derive(self, place: Place) -> None:
@@ -317,7 +317,9 @@ class Waits:
             spell = self._spells[cause.name] = _Spell(says, now_s, now_s)
         elif spell.ended_s is not None:
             spell.times += 1
-        spell.says, spell.last_s, spell.ended_s = says, now_s, None
+        spell.says = says
+        spell.last_s = now_s
+        spell.ended_s = None
         spell.of[fields.get(cause.each)] = None
 
     def _end(self, cause: Cause, fields: Fields) -> None:

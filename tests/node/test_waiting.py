@@ -45,7 +45,9 @@ class Watched:
     """A villager's panel, from its events and what it sees, as its daemon makes it."""
 
     def __init__(self, v: Village, person: Villager) -> None:
-        self.stages, self.person, self.heard = v.run.pipeline.stages, person, 0
+        self.stages = v.run.pipeline.stages
+        self.person = person
+        self.heard = 0
         self.waits = Waits(asyncio.get_running_loop().time)
 
     def status(self) -> StatusReply:
