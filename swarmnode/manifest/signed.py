@@ -41,6 +41,7 @@ ADDED = frozenset(
     {
         "access.recovery",
         "gossip.butterfly",
+        "pipeline.span_max",
         "recovery.snapshot_part",
         "recovery.snapshot_seconds",
         "recovery.snapshot_share",

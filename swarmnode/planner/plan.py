@@ -557,7 +557,7 @@ def _need(manifest: Manifest, part: StageLayers, kinds: Sequence[MachineKind]) -
     a processor."""
     needs = [fit_of(manifest, kind).needed[part.stage] for kind in dict.fromkeys(kinds)]
     needs = needs or [memory_need(manifest, part, CPU)]
-    return MemoryNeed(max(need.device for need in needs), max(need.host for need in needs))
+    return MemoryNeed(*(max(getattr(need, part) for need in needs) for part in ("device", "host", "working")))
 
 
 def survival_of_a_day(here: Sequence[MachineKind], back_s: float) -> float:

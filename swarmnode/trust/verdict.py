@@ -30,8 +30,9 @@ LOSS_GAP = 1.0  # nats a token, of two replicas; measured in the same way: .66 a
 LOSS_LEAST = 0.3  # guess: nats a token; below this, text is known by heart and its gradients are noise
 # Variances by which means of answers differ. Measured on the demo, four replicas, 3,000 samples: 1.5 at most of honest
 # gradients, 4.9 of activations, all of which weights that differ a little move. With recorded answers (bench attack
-# --attacks search) a lie of cosine .98 in one of three answers is suspected after 15 at 2, after 36 at 3.
-ASIDE = 2.0
+# --attacks search) a lie of cosine .98 in one of three answers is suspected after 15 at 2, after 36 at 3. At 2 honest
+# replicas that had just moved to the stage stood aside (tests/node/test_stage_change.py).
+ASIDE = 3.0
 ASIDE_FEEDER = 8.0
 ASIDE_S = 60.0  # guess: the first time; twice as long each time
 LIES = 2  # derived: the fewest; a single one may be a memory error, or come from weights that were being replaced
@@ -47,7 +48,8 @@ class Evidence(Enum):
     TWO_AGAINST = "two others, who agree, give another one"
     OWN_SAME = "its server's own weights give it again"
     OWN_OTHER = "its server's own weights give another one"
-    NO_WEIGHTS = "its server gives no weights"
+    OTHER_TIME = "its server's own weights are of another time than it states"
+    NO_WEIGHTS = "its server's weights do not come"
     MEAN_APART = "the mean of its server's answers is far from others'"
     TWO_FACED = "... and from that of the answers that it gives while it is examined"
     OTHER_TEXT = "a feeder's tokens are not the run's text"
@@ -84,10 +86,11 @@ VERDICTS = (
     VerdictRow(Evidence.OWN_SAME, None, ANY, Judgement.RIGHT, "no lie looks so to the weights that answered"),
     VerdictRow(Evidence.OWN_OTHER, True, ANY, Judgement.FALSE, "the very weights give one answer"),
     VerdictRow(Evidence.OWN_OTHER, False, ANY, Judgement.UNEXPLAINED, "it may have met others since"),
-    VerdictRow(Evidence.NO_WEIGHTS, None, ANY, Judgement.UNEXPLAINED, "honest donors are busy at times"),
+    VerdictRow(Evidence.OTHER_TIME, None, ANY, Judgement.UNEXPLAINED, "a donor may have given old ones"),
+    VerdictRow(Evidence.NO_WEIGHTS, None, ANY, Judgement.ASIDE, "honest lines are busy; one that hides stays aside"),
     VerdictRow(Evidence.MEAN_APART, None, (2,), Judgement.EXAMINE, "of two nobody knows which one it is"),
     VerdictRow(Evidence.MEAN_APART, None, (3,), Judgement.ASIDE, "it may be honest, of other weights"),
-    VerdictRow(Evidence.TWO_FACED, None, (2, 3), Judgement.FALSE, "the same weights, other answers"),
+    VerdictRow(Evidence.TWO_FACED, None, (2, 3), Judgement.ASIDE, "or its weights moved meanwhile"),
     VerdictRow(Evidence.OTHER_TEXT, None, ANY, Judgement.FALSE, "all read one text"),
 )
 
@@ -134,12 +137,12 @@ class AnswerSimilarity:
 def by_own_weights(likeness: AnswerSimilarity, apart: int, *, marked: bool) -> tuple[Evidence, bool]:
     """(the evidence, whether the weights are comparable) of an answer and what its server's own weights make of the
     hop, `apart` inner steps from those that answered. `marked`: no round lies between. Weights of more steps than LATER
-    has are none."""
+    has are of another time."""
     near = marked and apart <= NEAR_STEPS
     if near and apart == 0:
         return (Evidence.OWN_SAME if likeness.same else Evidence.OWN_OTHER), True
     if apart > LATER[-1][0]:
-        return Evidence.NO_WEIGHTS, False
+        return Evidence.OTHER_TIME, False
     least = LATER[bisect.bisect_left(LATER, (apart, -math.inf))][1] if near else LATER[-1][1]
     other = likeness.cosine < least or (apart <= LATER[0][0] and not likeness.loss_apart <= LOSS_GAP)
     return (Evidence.OWN_OTHER if other else Evidence.OWN_SAME), near

@@ -1,4 +1,4 @@
-"""A real machine says on its panel what it waits for: a stage without a machine, and a meeting point that is away."""
+"""A real machine says on its panel what it waits for: a stage without a machine."""
 
 from pathlib import Path
 
@@ -19,8 +19,3 @@ async def test_status_and_join_say_what_a_lone_machine_waits_for(tmp_path: Path)
         await run.until(lambda: alone in panel(), "the panel tells")
         await run.until(lambda: alone in run.text("n.err") and "What helps: invite" in run.text("n.err"), "join tells")
         assert "trains stage" not in run.text("n.err"), "nothing has passed through it"
-
-        await run.kill("meet")
-        await run.until(lambda: "the run's meeting point" in panel(), "its absence is told")
-        await run.meet()
-        await run.until(lambda: "the run's meeting point" not in panel(), "it is back")

@@ -86,7 +86,7 @@ class FakePresence:
         self.allowance: record_pb2.Allowance | None = None
         self.said: list[tuple[float, int]] = []
 
-    def note(self, allowance: record_pb2.Allowance | None, gives: bool) -> None:
+    def note_of_machine(self, allowance: record_pb2.Allowance | None, gives: bool) -> None:
         self.allowance = allowance
 
     def set_state(self, state: int, reason: str) -> None:

@@ -69,7 +69,7 @@ def test_only_the_very_weights_or_their_near_kin_convict_at_once() -> None:
         (0.4, NEAR_STEPS, True, Evidence.OWN_OTHER, True),
         (0.4, NEAR_STEPS + 1, True, Evidence.OWN_SAME, False),
         (0.1, LATER[-1][0], True, Evidence.OWN_OTHER, False),
-        (-1.0, LATER[-1][0] + 1, True, Evidence.NO_WEIGHTS, False),
+        (-1.0, LATER[-1][0] + 1, True, Evidence.OTHER_TIME, False),
     ],
 )
 def test_own_weights_are_evidence_by_their_steps_and_mark(
