@@ -139,7 +139,9 @@ class JoinScreen:
             about = "; ".join([text, *(wait.cause for wait in status.waits)])
             if loop.time() > said_s.get(about, -math.inf) + LINE_PERIOD_S:  # what comes and goes is said once
                 again = f"; {thanks(status)}" if about == last else ""
-                click.echo("\n".join([f"{text}{again}", *(f"waits: {wait_text(wait)}" for wait in status.waits)]), err=True)
+                click.echo(
+                    "\n".join([f"{text}{again}", *(f"waits: {wait_text(wait)}" for wait in status.waits)]), err=True
+                )
                 said_s = {one: when for one, when in said_s.items() if loop.time() <= when + LINE_PERIOD_S}
                 said_s[about] = loop.time()
             last = about
