@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ ASKED = {"messages": [{"role": "user", "content": "hello"}], "tokens": 20, "temp
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return left_session(tmp_path_factory.mktemp("run"))
+    with ThreadPoolExecutor(1) as thread:  # a browser's loop may run in this one
+        return thread.submit(left_session, tmp_path_factory.mktemp("run")).result()
 
 
 class Talked(Speaker):
