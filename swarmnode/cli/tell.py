@@ -54,15 +54,15 @@ async def _serve(home: Path, port: int) -> None:
 
 
 @click.command(short_help="pause the node, until `resume` or for a time")
-@click.option("--for", "for_s", type=DURATION, default=0.0, show_default="until `resume`", help="90s, 30m or 2h.")
+@click.option("--for", "for_s", type=DURATION, help="90s, 30m or 2h.  [default: until `resume`]")
 @home_option
-def pause(for_s: float, home: Path) -> None:
+def pause(for_s: float | None, home: Path) -> None:
     """Finish held work and take no new work until `swarmnode resume`, or for a time. The stage stays in memory; peers
     are told, and when to expect the node back.
 
     Exit code 69 if no node runs in --home.
     """
-    if for_s:
+    if for_s is not None:
         _ask_limits(home, "pause", for_s=for_s, reason="snoozed")
     else:
         _ask_limits(home, "pause", reason="asked to pause")

@@ -1,8 +1,11 @@
 """Old verbs still do what the words of today do, and say so."""
 
+from pathlib import Path
+
 import pytest
 
 from swarmnode.cli.main import OLD, VERBS, current, main
+from swarmnode.errors import NoDaemon
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,24 @@ def test_words_that_do_not_go_together_are_one_line(
     code = main([*words.split(), "--home", str(tmp_path)])
     told = capsys.readouterr().err
     assert code != 0 and says in told, told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pause",),
+        ("pause", "--for", "2h"),
+        ("resume",),
+        ("leave",),
+        ("leave", "--finish"),
+        ("leave", "--within", "30s"),
+        ("limit",),
+        ("status",),
+    ],
+    ids=" ".join,
+)
+def test_a_verb_to_a_node_that_does_not_run_says_so(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--home", str(tmp_path)]) == NoDaemon.exit_code
+    assert f"no daemon at {tmp_path}" in capsys.readouterr().err
