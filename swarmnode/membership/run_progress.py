@@ -218,10 +218,11 @@ class RunProgress:
             self.judge()
 
     def begin_at_most(self, total: int) -> int:
-        """`begin` at the `total` that a state's donor and a confirming peer told, but no higher than most peers that
-        answered allow: the two may be liars of a small stage. Returns the run's samples."""
-        self.suppose(())  # records came during the download
-        total = min(total, int(self.samples_max))
+        """`begin` at the `total` that a state's donor and a confirming peer told, or, where the run cannot have trained
+        so much, at what most peers that answered say: the two may be liars of a small stage. Returns the run's
+        samples."""
+        middle = self.suppose(()).middle  # records came during the download
+        total = total if total <= self.samples_max else middle
         self.begin(total)
         return total
 
