@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -170,31 +170,19 @@ def run(
         raise UsageError(f"unknown method {wrong!r}: use one of {', '.join(METHODS)}")
     if any(count < 2 for count in replicas):
         raise UsageError("a stage with a liar needs 2 replicas at least")
-    return dict(_tables(names, replicas, methods, samples, seeds, clock, say, jobs, out, resume, of_rounds))
-
-
-def _tables(
-    names: Sequence[str],
-    replicas: Sequence[int],
-    methods: Sequence[str],
-    samples: int,
-    seeds: int,
-    clock: Clock,
-    say: Callable[[str], None],
-    jobs: int,
-    out: Path | None,
-    resume: bool,
-    of_rounds: dict[str, Any],
-) -> Iterator[tuple[str, Any]]:
+    tables: dict[str, Any] = {}
     if mine := [name for name in names if name in ATTACKERS]:
-        yield "attacks", swarms(mine, replicas, methods, samples, range(seeds), say, jobs=jobs, out=out, resume=resume)
+        tables["attacks"] = swarms(
+            mine, replicas, methods, samples, range(seeds), say, jobs=jobs, out=out, resume=resume
+        )
     if said := [name for name in names if name in packets.ATTACKS]:
         found = packets.run(attacks=said, seeds=seeds, say=say, jobs=jobs, out=out, resume=resume, **of_rounds)
-        yield "reference", found["reference"]
-        yield "packets", found["attacks"]
+        tables["reference"] = found["reference"]
+        tables["packets"] = found["attacks"]
     if ways := [name for name in names if name in WAYS]:
-        yield "floods", floods.run(ways, clock, say)["attacks"]
+        tables["floods"] = floods.run(ways, clock, say)["attacks"]
     if "search" in names:
         from benchmarks.attack import steering_search
 
-        yield "search", steering_search.run(say)["search"]
+        tables["search"] = steering_search.run(say)["search"]
+    return tables

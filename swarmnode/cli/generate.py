@@ -15,6 +15,7 @@ import click
 from swarmnode.cli.export import DATA, KIND
 from swarmnode.cli.option.param import PORT
 from swarmnode.cli.output.console import bar, note
+from swarmnode.cli.output.own_page import show_page
 from swarmnode.untrusted_text import readable
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def chat(
         from swarmnode.local.chat_page import ChatSettings
 
         settings = ChatSettings(system or "", tokens, temperature, top_p)
-        asyncio.run(_show_page(source, kind, data, settings, port))
+        _show_page(source, kind, data, settings, port)
         return
     speaker = _opened(source, kind, data)
     template = speaker.template()
@@ -154,25 +155,17 @@ def chat(
         seed += 1
 
 
-async def _show_page(source: str, kind: str, data: Path | None, settings: ChatSettings, port: int) -> None:
+def _show_page(source: str, kind: str, data: Path | None, settings: ChatSettings, port: int) -> None:
     """Serve the page of a conversation with the model in `source` until Ctrl-C."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     from swarmnode.local.chat_page import ChatPage
     from swarmnode.local.conversation import Speaker
     from swarmnode.local.model_source import is_export
 
-    def read() -> Speaker:
-        return Speaker.of(source, kind, data, note, lambda done, of: None)
+    def made(token: str) -> ChatPage:
+        return ChatPage(lambda: Speaker.of(source, kind, data, note), token, settings, changes=not is_export(source))
 
-    token = AESGCM.generate_key(128).hex()
-    page = ChatPage(read, token, settings, changes=not is_export(source))
-    click.echo(f"{await page.start('127.0.0.1', port)}#{token}")
-    click.echo("open this address in a browser to talk with the model; Ctrl-C ends the page", err=True)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await page.close()
+    told = "open this address in a browser to talk with the model; Ctrl-C ends the page"
+    asyncio.run(show_page(made, port, told))
 
 
 def _line() -> str:

@@ -368,7 +368,8 @@ def _fit_text(made: Recipe, data: Path | None) -> Recipe:
     from swarmnode.manifest import Recipe
 
     given = made.manifest
-    block, microbatch = fitted_blocks(given, data)
+    index = index_of(data)
+    block, microbatch = fitted_blocks(given, index)
     if block != given.data.block_samples:
         fitted = dataclasses.replace(
             given,
@@ -376,7 +377,7 @@ def _fit_text(made: Recipe, data: Path | None) -> Recipe:
             inner=dataclasses.replace(given.inner, microbatch=microbatch),
         )
         made = Recipe(fitted, {**made.origins, "data.block_samples": "fitted: the text holds no larger block"})
-    IndexedCorpus(made.manifest, index_of(data), lambda number: None)
+    IndexedCorpus(made.manifest, index, lambda number: None)
     return made
 
 

@@ -135,7 +135,9 @@ class Begun:
 
     def train(self, listen: str | None) -> int:
         """Train until the run's length or Ctrl-C; from the newest checkpoint of an earlier session, if there is one."""
-        if (self._export / "model.safetensors").exists():
+        from swarmnode.local.model_source import is_export
+
+        if is_export(str(self._export)):
             note(f"{self._export} is there: nothing is trained; remove it to go on with the training")
             return 0
         options = ["--nodes", str(self._nodes), "--samples", str(self._length), "--out", str(self._export)]
@@ -146,7 +148,7 @@ class Begun:
         if listen is not None:
             options += ["--listen", listen]
         code = _verb("up", str(self._run), *options)
-        if code == 0 and not (self._export / "model.safetensors").exists():
+        if code == 0 and not is_export(str(self._export)):
             raise UsageError(f"{self._run} trained no sample: the same command goes on")
         return code
 
@@ -180,13 +182,14 @@ class Begun:
         from swarmnode.local.conversation import Speaker, pieces
         from swarmnode.model.text_generation import Sampling
 
-        speaker = Speaker.of(str(self._export), "auto", None, note, lambda done, of: None)
+        speaker = Speaker.of(str(self._export), "auto", None, note)
         greedy = Sampling(temperature=0.0)
+        template = speaker.template() if self._made.chat else None
         said = []
         for prompt in self._made.prompts:
-            if self._made.chat:
+            if template is not None:
                 asked: list[Message] = [{"role": "user", "content": prompt}]
-                made = speaker.answer(speaker.template(), asked, TEXT_TOKENS, greedy)
+                made = speaker.answer(template, asked, TEXT_TOKENS, greedy)
             else:
                 made = pieces(speaker.tokenizer, speaker.tokens_after(prompt, TEXT_TOKENS, greedy))
             said.append({"prompt": prompt, "text": "".join(made)})

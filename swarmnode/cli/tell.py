@@ -11,6 +11,7 @@ import click
 
 from swarmnode.cli.option.config_file import config_path
 from swarmnode.cli.option.param import DURATION, PORT, home_option, limit_options, taken_limits
+from swarmnode.cli.output.own_page import show_page
 from swarmnode.control import client
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.metrics.events import nbytes_text
@@ -35,22 +36,10 @@ def ui(home: Path, port: int) -> None:
 
     The page's address, printed on stdout, holds a token. Whoever has it may use the buttons as long as this runs.
     """
-    asyncio.run(_serve(home, port))
-
-
-async def _serve(home: Path, port: int) -> None:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     from swarmnode.local.node_page import NodePage
 
-    token = AESGCM.generate_key(128).hex()
-    page = NodePage(home, token, config_path())
-    click.echo(f"{await page.start('127.0.0.1', port)}#{token}")
-    click.echo("open this address in a browser; Ctrl-C ends the page, not the node", err=True)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await page.close()
+    told = "open this address in a browser; Ctrl-C ends the page, not the node"
+    asyncio.run(show_page(lambda token: NodePage(home, token, config_path()), port, told))
 
 
 @click.command(short_help="pause the node, until `resume` or for a time")

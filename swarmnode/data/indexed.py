@@ -51,10 +51,8 @@ def on_data_set(manifest: Manifest, folder: Path, locations: Sequence[str]) -> M
     return replace(manifest, data=data, model=replace(manifest.model, vocabulary=index.vocabulary))
 
 
-def fitted_blocks(manifest: Manifest, folder: Path) -> tuple[int, int]:
-    """(data.block_samples, inner.microbatch) of `manifest`, halved until the text in `folder` holds a block. Raises
-    DataError."""
-    index = index_of(folder)
+def fitted_blocks(manifest: Manifest, index: Index) -> tuple[int, int]:
+    """(data.block_samples, inner.microbatch) of `manifest`, halved until the text of `index` holds a block."""
     block = manifest.data.block_samples
     microbatch = manifest.inner.microbatch
     while block > 1 and layout(index.train, manifest.model.context, block) is None:

@@ -31,7 +31,7 @@ class Speaker:
     stops: frozenset[int]
 
     @classmethod
-    def of(cls, source: str, kind: str, data: Path | None, note: Note, moved: Moved) -> Speaker:
+    def of(cls, source: str, kind: str, data: Path | None, note: Note, moved: Moved = lambda done, of: None) -> Speaker:
         """The model in `source`, its replicas merged. `kind`, `note` and `moved` are those of model_source.gather.
         Raises as that."""
         from swarmnode.local.evaluation import merged_model

@@ -52,7 +52,7 @@ async def chat_page(session: Path, kind: type[Speaker] = Speaker, *, changes: bo
 
     def read() -> Speaker:
         seen[1] += 1
-        return kind.of(str(session), "stages", session.parent, lambda line: None, lambda done, of: None)
+        return kind.of(str(session), "stages", session.parent, lambda line: None)
 
     page = ChatPage(read, TOKEN, ChatSettings("", 24, 0.0, 1.0), changes=changes)
     seen[0] = await page.start("127.0.0.1", 0)
@@ -75,7 +75,7 @@ async def post(url: str, verb: str, body: Any, token: str = TOKEN, **more: str) 
 async def test_it_says_what_the_model_says_at_the_command_line(session: Path) -> None:
     from swarmnode.model.text_generation import Sampling
 
-    speaker = Speaker.of(str(session), "stages", session.parent, lambda line: None, lambda done, of: None)
+    speaker = Speaker.of(str(session), "stages", session.parent, lambda line: None)
     wanted = "".join(speaker.answer(speaker.template(), ASKED["messages"], 20, Sampling(0.0, 0, 1.0, 0)))  # type: ignore[arg-type]
     async with chat_page(session) as seen:
         assert await post(seen[0], "say", ASKED) == (200, wanted) and wanted

@@ -1,4 +1,4 @@
-"""Whose packets a round averages, which member averages which pieces, and who says so.
+"""The roster of a round: the packets that it averages, the owners of their pieces, and the member that says so.
 
 Views of members differ, and a round needs one. So the member that comes first in an order by hash, another in each
 round, writes down whose commits it has, and all others go by its roster. Where it stays silent the next one does. Of

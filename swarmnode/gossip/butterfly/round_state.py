@@ -67,7 +67,7 @@ def check_list(commit: Said, digests: bytes, lengths: bytes, pieces: int) -> lis
 
 
 def members_taken(roster: RosterView, said: Said) -> dict[PeerId, bool]:
-    """Whose pieces are in an owner's means. Raises RemoteFault where they cannot be."""
+    """The members whose pieces are in an owner's means. Raises RemoteFault where they cannot be."""
     bits = unpack_bits(said.word.means.taken, len(roster.members), "members taken")
     found = dict(zip(roster.members, bits, strict=True))
     if any(bit and peer not in roster.givers for peer, bit in found.items()):
@@ -259,7 +259,7 @@ class RoundState:
             self.means[means.said.member] = means
 
     def taken(self, said: Said) -> dict[PeerId, bool]:
-        """Whose pieces are in an owner's means. Raises RemoteFault where they cannot be."""
+        """The members whose pieces are in an owner's means. Raises RemoteFault where they cannot be."""
         assert self.roster is not None
         return members_taken(self.roster, said)
 
