@@ -14,7 +14,6 @@ from swarmnode.errors import DataError
 from swarmnode.gossip import pairing
 from swarmnode.ids import PeerId, RunId, digest, machine_of, seeded
 from swarmnode.membership.record import remember
-from swarmnode.membership.run_progress import AHEAD_PERIODS
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import Samples
@@ -288,12 +287,13 @@ class World:
         # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
         # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
         # excuses nobody: members, contacts and homes know of the run.
-        # It hears of the round's end with the next announcements, unless the network is cut or it was stopped just now.
+        # It hears of the round's end in a record's lifetime, as a directory may hand out old ones, unless the network
+        # is cut or it was stopped just now.
         trained = self.samples_done() - self._forgotten
         reason = str(fields["reason"])
         limits = self.scenario.manifest.limits
         stopped = now - self.woke_s.get(label, -math.inf) <= limits.record_ttl_s
-        unheard = stopped or self._round_told_s <= AHEAD_PERIODS * limits.announce_period_s
+        unheard = stopped or self._round_told_s <= limits.record_ttl_s
         if not (unheard and "has not finished a round" in reason) and now - self._trained_since > limits.record_ttl_s:
             self.laws.began(label, int(trained), reason)
 

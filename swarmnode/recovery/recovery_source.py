@@ -24,7 +24,8 @@ from swarmnode.wire import record_pb2
 SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
 QUIET_PERIODS = LOST_PERIODS - 1  # before that it is looked up again, and pinged if that tells nothing newer
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
-RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
+RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage. One that
+# announces itself and cannot be called (behind a NAT without a relay) holds nobody up for longer.
 LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed
 NEIGHBOUR_WAIT_S = RETURN_WAIT_S  # a node waits so long for neighbour stages that are being brought back themselves
 
@@ -126,7 +127,7 @@ def _living(view: RecoveryView) -> Choice | None:
     stage = view.stage
     if view.donors and RecoverySource.REPLICA not in view.failed:
         return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {stage} are alive"
-    if view.unsure:
+    if view.unsure and view.waited_s < RETURN_WAIT_S:
         silent = f"{view.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago"
         return RecoverySource.WAIT, silent
     if view.builder is not None:
@@ -193,7 +194,7 @@ def _go_on(view: RecoveryView) -> Choice:
     newest of its own and what is kept."""
     if view.donors and RecoverySource.REPLICA not in view.failed:
         return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {view.stage} are alive"
-    if view.unsure:
+    if view.unsure and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, f"{view.unsure} replicas of stage {view.stage} do not answer"
     source, why = _snapshot(view, sys.maxsize)
     assert source is not None, "its own state is one"

@@ -70,6 +70,9 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"donors": (A,)}, RecoverySource.REPLICA),
         ({"donors": (A,), "kept": ((20, B),), "unsure": 1}, RecoverySource.REPLICA),
         ({"unsure": 1, "kept": ((20, B),)}, RecoverySource.WAIT),
+        # A replica that announces itself, and that nobody can call, holds nobody up for longer than a minute.
+        ({"unsure": 1, "kept": ((20, B),), "waited_s": 61.0}, RecoverySource.RING),
+        ({"unsure": 1, "own_round": 18, "waited_s": 61.0}, RecoverySource.OWN),
         ({"builder": B, "kept": ((20, B),)}, RecoverySource.WAIT),
         ({"settled": False, "kept": ((20, B),)}, RecoverySource.WAIT),
         ({"kept": ((20, B),)}, RecoverySource.RING),
