@@ -31,7 +31,8 @@ from swarmnode.data.document_row import (
     read_jsonl,
     shown,
 )
-from swarmnode.data.input_folder import files_below
+from swarmnode.data.input_folder import files_below, is_hub_folder, refuse_table
+from swarmnode.data.lfs_pointer import LFS_POINTER, refuse_pointer
 from swarmnode.data.source import cut_lines
 from swarmnode.errors import DataError, cause_of
 
@@ -142,6 +143,10 @@ def _reason(error: Exception) -> str:
 
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
+    for folder in path.resolve().parents:
+        refuse_table(folder)
+    if path.is_dir() and is_hub_folder(path):
+        return _hub_work(source, f"{HUB}{path}", reading)
     if path.is_dir():
         files = [SourceFile(str(found.relative_to(path)), found) for found in files_below(path, reading.split)]
     elif path.is_file():
@@ -209,6 +214,8 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
     text = codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
     if NO_TEXT.match(text):
         return None
+    if len(head) > len(LFS_POINTER):
+        refuse_pointer(head, shown(path))
     kind = KINDS.get(os.path.splitext(name)[1], "text")
     return FileForm(_json_kind(text, reading, kind) if kind in ("text", "json") else kind, compression, encoding)
 
@@ -324,14 +331,30 @@ def _parquet_work(source: int, file: SourceFile) -> list[DocumentSpan]:
 
 def _hub_work(source: int, name: str, reading: Reading) -> list[DocumentSpan]:
     shards = max(1, int(getattr(_hub(name, reading), "num_shards", 1)))
-    return [DocumentSpan(source, "hub", name, (name,), shard, shard + 1, 0, name, shards) for shard in range(shards)]
+    version = name
+    folder = Path(_hub_place(name)[0])
+    if folder.is_dir():
+        version += "".join(_version(path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [DocumentSpan(source, "hub", name, (name,), shard, shard + 1, 0, version, shards) for shard in range(shards)]
+
+
+def _hub_place(name: str) -> tuple[str, str, str]:
+    """The path, revision and config of hf:NAME[@REVISION][#CONFIG], or of hf:FOLDER[#CONFIG]. Folders may have any
+    name."""
+    whole = name.removeprefix(HUB)
+    if Path(whole).is_dir():
+        return whole, "", ""
+    rest, _, config = whole.partition("#")
+    if Path(rest).is_dir():
+        return rest, "", config
+    path, _, revision = rest.partition("@")
+    return path, revision, config
 
 
 def _hub(name: str, reading: Reading) -> Any:
-    """Opens hf:NAME[@REVISION][#CONFIG] as a stream."""
+    """Opens hf:NAME[@REVISION][#CONFIG], or hf:FOLDER[#CONFIG], as a stream."""
     datasets = library("datasets", name)
-    rest, _, config = name.removeprefix(HUB).partition("#")
-    path, _, revision = rest.partition("@")
+    path, revision, config = _hub_place(name)
     try:
         return datasets.load_dataset(
             path, config or None, split=reading.split, revision=revision or None, streaming=True

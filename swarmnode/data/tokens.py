@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.data.lfs_pointer import refuse_pointer
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError, cause_of, os_errors
 from swarmnode.ids import digest
@@ -237,6 +238,7 @@ def huggingface_tokenizer(raw: bytes, path: str, eos: str | int | None = None) -
     DataError that names `path`."""
     if len(raw) > TOKENIZER_BYTES_MAX:
         raise DataError(f"{path}: longer than {TOKENIZER_BYTES_MAX} bytes; is this a tokenizer.json?")
+    refuse_pointer(raw, path)
     import tokenizers  # a slow import, so only when it is needed
 
     try:
