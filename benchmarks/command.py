@@ -147,7 +147,8 @@ def averaging(
     "--settings",
     default="int8,had4,had4:had2,had4:sd2,had2,frozen48+bf16,learned48+bf16,residual48+bf16,learned96+had4",
     show_default=True,
-    help="[MAP+]THERE[:BACK],... beside bf16; MAP: frozenK, learnedK, residualK; bf16, int8, intN, hadN, sdN, aqN.",
+    help="[MAP+]THERE[:BACK],... beside bf16; MAP: frozenK, learnedK, residualK; THERE, BACK: bf16, int8, intN, hadN,"
+    " rdN, sdN, mcN; THERE also aqN.",
 )
 @click.option("--stages", type=click.IntRange(2, 64), default=3, show_default=True, help="With boundaries between.")
 @click.option("--layers", type=click.IntRange(2, 64), default=3, show_default=True, help="Of the model.")
@@ -368,6 +369,32 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
     )
     if any(life["laws broken"] for life in lives):
         raise SystemExit(1)
+
+
+@command.command()
+@click.option("--boundaries", default="int8,int4", show_default=True, metavar="WORD,...", help="Beside bf16.")
+@click.option(
+    "--mbps", default="200,100,20", show_default=True, metavar="N,...", help="Mbit/s of each line, both ways."
+)
+@click.option("--steps", type=click.IntRange(2, 1000), default=8, show_default=True, help="Of each life, about.")
+@click.option("--learned-steps", type=click.IntRange(0), default=300, show_default=True, help="Of the small model.")
+@click.option("--width", type=click.IntRange(32, 1024), default=192, show_default=True, help="Of the small model.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@JSON
+def protocol(boundaries: str, mbps: str, as_json: bool, **sizes: int) -> None:
+    """Protocol NanoGPT's score of a pipeline over narrow lines: seconds a step by the node's own code in virtual time,
+    times steps to a loss of a small model, over those of bf16, with the published rows."""
+    from benchmarks.swarm import protocol as bench
+
+    try:
+        lines = [float(text) for text in mbps.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{mbps!r}: numbers with commas between, as 200,100,20") from None
+    if not all(1.0 <= line <= 1e5 for line in lines):
+        raise click.BadParameter(f"{mbps!r}: lines have 1 to 100,000 Mbit/s")
+    found = bench.run(boundaries.split(","), lines, say=lambda line: click.echo(line, err=True), **sizes)
+    show(found, as_json)
 
 
 @command.command()

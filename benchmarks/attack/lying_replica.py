@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from swarmnode.errors import UsageError
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.model.stage_input import decode_boundary, encode_boundary
+from swarmnode.model.boundary_code import decode_boundary, encode_boundary
 from swarmnode.ports import LossResult, State, Tape, WireTensor
 
 

@@ -9,6 +9,9 @@ would send: activations there, their gradients back. A setting is [MAP+]THERE[:B
                    levels for normal numbers, by the tile's root mean square [TAH-Quant, arXiv 2506.01352; Max, 1960]
     sdN            hadN of a token's numbers and of what the token before it lost: sums over tokens lose next to nothing
                    [error feedback along tokens, as a sigma-delta converter's]
+    rdN            hadN with other signs for each place of a sample: the errors of tokens alike have other directions
+    mcN            hadN, and for each sample the mean over its tokens of what was lost, in bf16, which the other stage
+                   adds to every token: sums over tokens lose nothing
     aqN            hadN of the difference from what was decoded for the same sample the last time [AQ-SGD, 2206.01299];
                    the first time bf16
     frozenK        Z = (X - E[t]) U, X' = E[t] + Z U^T: U and the token table E frozen, writers kept in the span of U
@@ -55,8 +58,8 @@ DECAY = 0.1
 PROJECTOR = 0.1  # MAPL: the projector's rate over Muon's
 HELD_OUT = 64  # samples
 SETTING = re.compile(
-    r"(?:(?P<map>frozen|learned|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|sd|aq)[1-6])"
-    r"(?::(?P<back>bf16|int8|(?:int|had|sd)[1-6]))?"
+    r"(?:(?P<map>frozen|learned|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|rd|sd|mc|aq)[1-6])"
+    r"(?::(?P<back>bf16|int8|(?:int|had|rd|sd|mc)[1-6]))?"
 )
 
 
@@ -79,22 +82,23 @@ class Setting:
         back = found["back"] or there.replace("aq", "had")
         return Setting(found["map"] or "", int(found["rank"] or 0), there, back)
 
-    def nbytes(self, width: int) -> float:
+    def nbytes(self, width: int, context: int) -> float:
         """Bytes of a token and boundary there and back; of aqN without the first time."""
         count = self.rank or width
-        return code_nbytes(self.there, count) + code_nbytes(self.back, count)
+        return code_nbytes(self.there, count, context) + code_nbytes(self.back, count, context)
 
 
 def bits_of(code: str) -> int:
     return {"bf16": 16}.get(code, int(code[-1]))
 
 
-def code_nbytes(code: str, count: int) -> float:
-    """Bytes of `count` numbers of a token."""
+def code_nbytes(code: str, count: int, context: int) -> float:
+    """Bytes of `count` numbers of a token, one of a sample of `context`."""
     if code == "bf16":
         return 2.0 * count
     scales = -(-count // TILE) if code.startswith("int") else count // tile_of(count)
-    return count * bits_of(code) / 8 + 2 * scales
+    means = 2 * count / context if code.startswith("mc") else 0.0
+    return count * bits_of(code) / 8 + 2 * scales + means
 
 
 def tile_of(count: int) -> int:
@@ -115,6 +119,7 @@ class BoundaryRun:
     seed: int
     epochs: int
     text: str | None
+    cooldown: float = COOLDOWN
 
     @property
     def model(self) -> ModelSpec:
@@ -155,6 +160,13 @@ def hadamard(size: int) -> Tensor:
     return signs.unsqueeze(1) * matrix / math.sqrt(size)
 
 
+@cache
+def place_signs(places: int, width: int) -> Tensor:
+    """[places, width], drawn once."""
+    drawn = torch.randint(0, 2, (places, width), generator=torch.Generator().manual_seed(width))
+    return drawn * 2.0 - 1.0
+
+
 def coded(x: Tensor, code: str) -> Tensor:
     """`x` [B, T, K] as the other stage decodes it."""
     if code == "bf16":
@@ -169,12 +181,18 @@ def coded(x: Tensor, code: str) -> Tensor:
         return whole[..., :width]
     if code.startswith("sd"):
         return _along_tokens(x, f"had{bits}")
+    if code.startswith("mc"):
+        found = coded(x, f"had{bits}")
+        return found + coded((x - found).mean(1, keepdim=True), "bf16")
+    if code.startswith("rd"):
+        signs = place_signs(x.shape[1], width)
+        return signs * coded(signs * x, f"had{bits}")
     tile = tile_of(width)
     levels, middles = normal_levels(bits)
     turned = x.reshape(*x.shape[:2], -1, tile) @ hadamard(tile)
     scale = turned.square().mean(3, keepdim=True).sqrt_().clamp_(min=SCALE_LEAST).bfloat16().float()
-    found = levels[torch.bucketize(turned / scale, middles)] * scale
-    back: Tensor = (found @ hadamard(tile).T).flatten(2)
+    nearest = levels[torch.bucketize(turned / scale, middles)] * scale
+    back: Tensor = (nearest @ hadamard(tile).T).flatten(2)
     return back
 
 
@@ -362,8 +380,10 @@ class Pipeline:
         logits = self.net.head(self.net.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    def learn(self) -> None:
+    def learn(self, look_every: int = 0) -> list[tuple[int, float]]:
+        """Train. Returns (step, nats of a held-out byte) after each `look_every` steps."""
         run = self.run
+        looks = []
         for step in range(run.steps):
             first = step * run.samples % len(self._starts)
             numbers = range(first, first + run.samples)
@@ -372,7 +392,8 @@ class Pipeline:
             nn.utils.clip_grad_norm_(self._every, 1.0)
             if self._basis is not None:
                 self._project([one.grad for one in self._writers if one.grad is not None])
-            rate = run.rate * min(1.0, (step + 1) / WARMUP, (run.steps - step) / (run.steps * COOLDOWN))
+            left = (run.steps - step) / (run.steps * run.cooldown) if run.cooldown else 1.0
+            rate = run.rate * min(1.0, (step + 1) / WARMUP, left)
             for optimizer in (self._muon, self._adamw):
                 for group in optimizer.param_groups:
                     group["lr"] = rate
@@ -382,6 +403,9 @@ class Pipeline:
             self._project(self._writers)
             for parameter in self._every:
                 parameter.grad = None
+            if look_every and (step + 1) % look_every == 0:
+                looks.append((step + 1, self.nats()))
+        return looks
 
     @torch.no_grad()
     def nats(self) -> float:
@@ -437,13 +461,13 @@ def run(
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(runs, indent=1))
     base = {one["seed"]: one["nats"] for one in runs if one["what"] == BASE}
-    return {"rows": [_row(what, width, runs, base) for what in whats], "runs": runs}
+    return {"rows": [_row(what, width, context, runs, base) for what in whats], "runs": runs}
 
 
-def _row(what: str, width: int, runs: Sequence[dict[str, Any]], base: dict[int, float]) -> dict[str, Any]:
+def _row(what: str, width: int, context: int, runs: Sequence[dict[str, Any]], base: dict[int, float]) -> dict[str, Any]:
     mine = [one for one in runs if one["what"] == what]
     over = [one["nats"] - base[one["seed"]] for one in mine]
-    nbytes = Setting.of(what).nbytes(width)
+    nbytes = Setting.of(what).nbytes(width, context)
     return {
         "boundary": what,
         "bytes": nbytes,

@@ -20,10 +20,10 @@ from swarmnode.bench.pytorch_model import PlainLayer, positions
 from swarmnode.gossip.compression import codec
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.model.boundary_code import encode_boundary
 from swarmnode.model.device import autocasts, check_device, device_text, free_nbytes, half_dtype, use_device
 from swarmnode.model.memory_budget import ComputeMode, microbatch_nbytes
 from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_input import encode_boundary
 from swarmnode.model.tensor import encode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet

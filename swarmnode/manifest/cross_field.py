@@ -36,8 +36,11 @@ def _across(names: str, holds: Callable[[Manifest], bool], allowed: str | Callab
 
 def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
     """Bytes of `tokens` vectors of `width` numbers between stages (`boundary_width`), in pipeline.boundary = `kind`."""
+    tiles = -(-width // BOUNDARY_BLOCK)
     if kind == "int8":
-        return tokens * (width + 2 * -(-width // BOUNDARY_BLOCK))
+        return tokens * (width + 2 * tiles)
+    if kind == "int4":
+        return tokens * tiles * (BOUNDARY_BLOCK // 2 + 2)
     return tokens * width * {"bf16": 2, "fp32": 4, "subspace": 2}[kind]
 
 

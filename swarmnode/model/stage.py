@@ -21,6 +21,7 @@ from swarmnode.errors import Busy, LocalFault
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop, ForwardGraph
+from swarmnode.model.boundary_code import decode_boundary, encode_boundary
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.frozen import FrozenParameters
@@ -28,14 +29,7 @@ from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, section
 from swarmnode.model.memory_budget import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
-from swarmnode.model.stage_input import (
-    StageInput,
-    check_samples,
-    decode_boundary,
-    encode_boundary,
-    read_input,
-    read_targets,
-)
+from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.turn import WHOLE, Turn

@@ -9,87 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.data.sample import IGNORED, counted_targets
 from swarmnode.errors import RemoteFault
-from swarmnode.manifest import BOUNDARY_BLOCK, Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.model.boundary_code import CPU, decode_boundary
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import StageLayers
-from swarmnode.model.tensor import (
-    DTYPES,
-    check_finite,
-    check_shape,
-    decode_activation,
-    decode_tokens,
-    encode,
-    host_room,
-    to_device,
-    to_host,
-)
+from swarmnode.model.tensor import decode_tokens
 from swarmnode.ports import WireTensor
-
-# Coding of activations and their gradients between stages, by the manifest's `pipeline.boundary`: floats, or one byte
-# each.
-#
-#     int8    q = round(x / s), s = max|x| / 127            [8-bit blockwise: arXiv 2110.02861, linear codes]
-#
-# with a step s (bfloat16) for every 64 neighbours in a token's vector, so that outlier channels only affect their own
-# block. It rounds to the nearest, without randomness. On the wire: the steps of all tokens, then one byte per element,
-# 1.03 a number; codec "int8", dtype "f32" and the shape of the decoded tensor. "subspace" (subspace.py) is bf16 with k
-# numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
-
-CPU = torch.device("cpu")
-LARGEST = 127.0
-STEP_LEAST = 2.0**-100  # of a block of zeros
-RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64", "subspace": "bf16"}
-
-
-def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
-    """`tensor` [B, T, D] for a neighbouring stage; in its own memory if it is coded."""
-    if kind in RAW:
-        return encode(tensor.detach().to(DTYPES[RAW[kind]]))
-    x = tensor.detach().float()
-    rows = x.shape[0] * x.shape[1]
-    width = x.shape[2]
-    blocks = -(-width // BOUNDARY_BLOCK)
-    x = F.pad(x.reshape(rows, width), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK)
-    steps = (x.abs().amax(2) / LARGEST).clamp_(min=STEP_LEAST).to(torch.bfloat16)
-    scaled = (x / steps.float().unsqueeze(2)).clamp_(-LARGEST, LARGEST).view(rows, -1)[:, :width]
-    codes = scaled.round_().to(torch.int8)
-    wire = host_room(boundary_nbytes(kind, rows, width), x)
-    cut = 2 * rows * blocks
-    wire[:cut].copy_(steps.view(torch.uint8).view(-1))
-    wire[cut:].copy_(codes.contiguous().view(torch.uint8).view(-1))
-    return WireTensor("f32", tuple(tensor.shape), wire.numpy().data.toreadonly(), kind)
-
-
-def decode_boundary(
-    wire: WireTensor, kind: str, shape: tuple[int | None, ...], what: str, device: torch.device = CPU
-) -> Tensor:
-    """Activations or their gradient [B, T, D] in main memory, checked to be finite and of `shape` (None: any positive
-    size). Coded ones are decoded on `device` and become bfloat16, which is finer than the codes. Raises RemoteFault
-    that names `what`."""
-    if kind in RAW:
-        return decode_activation(wire, RAW[kind], shape, what)
-    if wire.codec != kind:
-        raise RemoteFault(f"{what}: codec {wire.codec[:16]!r}; expected {kind}")
-    check_shape(wire, ("f32",), shape, what)
-    batch, length, width = wire.shape
-    rows = batch * length
-    blocks = -(-width // BOUNDARY_BLOCK)
-    if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
-        raise RemoteFault(f"{what}: {wire.nbytes} bytes; expected {expected}")
-    data = torch.frombuffer(wire.data, dtype=torch.uint8)
-    data = to_device(data, device)
-    cut = 2 * rows * blocks
-    steps = data[:cut].clone().view(torch.bfloat16).view(rows, blocks, 1).float()
-    codes = data[cut:].view(torch.int8).view(rows, width)
-    x = F.pad(codes.float(), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK).mul_(steps)
-    x = x.view(rows, -1)[:, :width].reshape(batch, length, width)
-    check_finite(x, what)
-    return to_host(x.to(torch.bfloat16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

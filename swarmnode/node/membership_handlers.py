@@ -19,7 +19,7 @@ from swarmnode.wire import record_pb2
 PING_BYTES_MAX = 1024
 
 
-BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16"}  # f32 for the others, coded or not
+BOUNDARY_DTYPE = {"bf16": "bf16", "subspace": "bf16", "fp32": "f32"}  # of the others, which are coded, f32
 PROBES = 8  # the fastest counts, because other work may disturb a forward. Measured with six nodes that start together
 # on two cores: four probes are as good as none
 ENOUGH_S = 1.0  # guess: in forwards that take so long together, disturbances average out
@@ -84,7 +84,7 @@ def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> N
     kind = manifest.pipeline.boundary
     shape = (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
-    codec = kind if kind == "int8" else "raw"
+    codec = "raw" if kind in BOUNDARY_DTYPE else kind
     x = tokens if stage == 0 else WireTensor(BOUNDARY_DTYPE.get(kind, "f32"), shape, blank, codec)
     if stage == manifest.pipeline.stages - 1:
         replica.loss(x, tokens, batch, train=False)

@@ -289,7 +289,12 @@ def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[_Boundary]:
     """Plain ones first; fp32 sends more than bf16 and brings nothing."""
     own = _Boundary(manifest.pipeline.boundary, manifest.pipeline.boundary_rank)
     width = manifest.model.width
-    plain = [_Boundary("bf16", 0), _Boundary("int8", 0), *([own] if own.boundary != "subspace" else [])]
+    plain = [
+        _Boundary("bf16", 0),
+        _Boundary("int8", 0),
+        _Boundary("int4", 0),
+        *([own] if own.boundary != "subspace" else []),
+    ]
     tried = list(ranks)
     if not tried and parameters_of(manifest.model) > LARGE:
         tried = [width // parts for parts in RANK_PARTS]

@@ -30,7 +30,7 @@ from swarmnode.remembered import Remembered
 from swarmnode.trust import statement as statements
 from swarmnode.trust.recompute import recomputed_statement
 from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
-from swarmnode.trust.verdict import LOSS_LEAST, AnswerSimilarity
+from swarmnode.trust.verdict import LOSS_LEAST, AnswerSimilarity, exact_distance
 from swarmnode.wire import call_pb2 as wire
 
 VOTES_MAX = 7  # guess: replicas that are asked about one answer, its server among them
@@ -184,7 +184,8 @@ class Witnesses:
         except RemoteFault:
             cosine = -1.0
             longer = math.inf
-        return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim), longer)
+        loss_apart = abs(one.loss_sum - other.loss_sum) / self._counted(claim)
+        return AnswerSimilarity(cosine, loss_apart, longer, exact_distance(self.manifest.pipeline.boundary))
 
     def _counted(self, claim: HopClaim) -> int:
         """Tokens that its loss is of; at least 1, where it is zero."""

@@ -302,6 +302,37 @@ def take_packet(raw: bytes) -> None:
     assert torch.isfinite(out).all(), f"{name} let a number through that is none"
 
 
+# ---- activations between stages
+
+BOUNDARIES = ("bf16", "int8", "int4")
+ACTIVATIONS = (2, 3, 70)  # samples, tokens, numbers of a token
+
+
+@functools.cache
+def activations() -> tuple[bytes, ...]:
+    import torch
+
+    from swarmnode.model.boundary_code import encode_boundary
+
+    x = torch.from_numpy(np.random.default_rng(5).standard_normal(ACTIVATIONS).astype(np.float32))
+    return tuple(bytes([at]) + bytes(encode_boundary(x, kind).data) for at, kind in enumerate(BOUNDARIES))
+
+
+@quietly
+def take_activations(raw: bytes) -> None:
+    """The first byte chooses pipeline.boundary; the rest is the tensor's data."""
+    import torch
+
+    from swarmnode.model.boundary_code import decode_boundary
+
+    if not raw:
+        raise RemoteFault("no bytes")
+    kind = BOUNDARIES[raw[0] % len(BOUNDARIES)]
+    dtype, codec = ("bf16", "raw") if kind == "bf16" else ("f32", kind)
+    found = decode_boundary(WireTensor(dtype, ACTIVATIONS, raw[1:], codec), kind, (None, 3, 70), "activations")
+    assert found.shape == ACTIVATIONS and torch.isfinite(found).all(), f"{kind} let a number through that is none"
+
+
 # ---- the control API
 
 
@@ -422,6 +453,7 @@ def targets() -> Mapping[str, Target]:
         "signed manifest": Target((signed,), take_signed_manifest),
         "manifest inside": Target(manifests(), take_manifest_inside, JSON),
         "packet": Target(packets(), take_packet),
+        "activations": Target(activations(), take_activations),
         "control": Target(control, take_control, JSON),
         "control message": Target(control_messages(), take_control_message),
         "receipt": Target(receipts(), take_receipt),

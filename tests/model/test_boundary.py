@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import boundary_nbytes
-from swarmnode.model.stage_input import decode_boundary, encode_boundary
-from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.model.boundary_code import decode_boundary, encode_boundary
+from swarmnode.model.tensor import MAGNITUDE_MAX, cosine
 from swarmnode.ports import WireTensor
+from swarmnode.trust.verdict import AnswerSimilarity, exact_distance
 
-ERROR = 0.5 / 127 + 2**-8  # of a block's largest
+ERROR = {"int8": 0.5 / 127 + 2**-8, "int4": 0.25}  # of a block's largest; of its root mean square, of normal numbers
 
 
 def normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -29,15 +30,49 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 @settings(max_examples=30)
 def test_error_is_bounded_and_bytes_are_the_formula(batch: int, length: int, width: int, exponent: int) -> None:
     x = normal((batch, length, width), exponent) * 2.0**exponent
-    wire = encode_boundary(x, "int8")
-    assert (wire.codec, wire.dtype, wire.shape) == ("int8", "f32", (batch, length, width))
-    assert wire.nbytes == boundary_nbytes("int8", batch * length, width)
-    out = decode_boundary(wire, "int8", (batch, length, width), "x").float()
-    for start in range(0, width, 64):
-        part = x[..., start : start + 64]
-        got = out[..., start : start + 64]
-        most = part.abs().amax(2, keepdim=True)
-        assert ((got - part).abs() <= most * ERROR).all()
+    for kind, nbytes in (("int8", width + 2 * -(-width // 64)), ("int4", 34 * -(-width // 64))):
+        wire = encode_boundary(x, kind)
+        assert (wire.codec, wire.dtype, wire.shape) == (kind, "f32", (batch, length, width))
+        assert wire.nbytes == boundary_nbytes(kind, batch * length, width) == batch * length * nbytes
+        out = decode_boundary(wire, kind, (batch, length, width), "x").float()
+        for start in range(0, width, 64):
+            part = x[..., start : start + 64]
+            lost = out[..., start : start + 64] - part
+            if kind == "int8":
+                assert (lost.abs() <= part.abs().amax(2, keepdim=True) * ERROR[kind]).all()
+            elif part.shape[2] == 64:
+                assert (lost.norm(dim=2) <= part.norm(dim=2) * ERROR[kind]).all()
+
+
+def test_four_bits_have_the_error_of_max_1960_and_spread_an_outlier() -> None:
+    x = normal((2, 512, 256))
+    lost = [(decode_boundary(encode_boundary(x, "int4"), "int4", x.shape, "x").float() - x).square()]
+    assert float(lost[0].mean()) == pytest.approx(0.0095, rel=0.05)
+    x[..., 5] *= 100.0
+    lost.append((decode_boundary(encode_boundary(x, "int4"), "int4", x.shape, "x").float() - x).square())
+    assert torch.equal(lost[0][..., 64:], lost[1][..., 64:])  # its own tile's alone
+    assert float(lost[1][..., 6:64].mean()) < 0.1 * float(x[..., :64].square().mean())
+
+
+def test_codes_are_those_of_a_sample_alone_and_of_any_batch() -> None:
+    x = normal((3, 4, 192))
+    for kind in ("int8", "int4"):
+        whole = decode_boundary(encode_boundary(x, kind), kind, x.shape, "x")
+        alone = torch.cat([decode_boundary(encode_boundary(one, kind), kind, one.shape, "x") for one in x.split(1)])
+        assert torch.equal(whole, alone)
+
+
+@pytest.mark.parametrize("apart", [0.006, 0.04])
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
+def test_what_devices_differ_by_is_no_other_answer(kind: str, apart: float) -> None:
+    """An answer of the very weights stays one after the coding, and another answer stays another."""
+    x = normal((2, 64, 128))
+    noise = normal((2, 64, 128), seed=1)
+    coded = [
+        decode_boundary(encode_boundary(x + share * noise, kind), kind, x.shape, "x") for share in (0.0, apart, 0.3)
+    ]
+    near, far = (AnswerSimilarity(cosine(coded[0], one), exact=exact_distance(kind)) for one in coded[1:])
+    assert near.same and not far.same
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp64"])
@@ -49,6 +84,10 @@ def test_whole_numbers_travel_as_they_are(kind: str) -> None:
 def test_layout_is_frozen() -> None:
     x = torch.tensor([127.0, -1.0, 0.0, 63.5]).view(1, 1, 4)
     assert bytes(encode_boundary(x, "int8").data).hex() == "803f" + "7fff0040"  # step 1.0; 127, -1, 0, 64 (to even)
+    x = torch.arange(64.0).sub_(20.0).view(1, 1, 64)
+    assert bytes(encode_boundary(x, "int4").data).hex() == (
+        "ae41c84338a76c4ccea57677d639b4c83784499ad679b4c253a68b7929f47c34eccb"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,16 +104,28 @@ def test_layout_is_frozen() -> None:
         lambda w: replace(w, data=b"\x7f\x7f" * 6 + bytes(w.data)[12:]),
     ],
 )
-def test_malformed_activations_are_refused(spoil: object) -> None:
-    wire = encode_boundary(normal((2, 3, 8)), "int8")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_malformed_activations_are_refused(kind: str, spoil: object) -> None:
+    wire = encode_boundary(normal((2, 3, 8)), kind)
     with pytest.raises(RemoteFault, match="input of a test"):
-        decode_boundary(spoil(wire), "int8", (None, 3, 8), "input of a test")  # type: ignore[operator]
+        decode_boundary(spoil(wire), kind, (None, 3, 8), "input of a test")  # type: ignore[operator]
 
 
-@given(data=st.binary(min_size=60, max_size=60))
-def test_any_bytes_are_refused_or_finite(data: bytes) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_refused_by_the_receiver(kind: str, wrong: float) -> None:
+    x = normal((1, 2, 128))
+    x[0, 1, 70] = wrong
+    with pytest.raises(RemoteFault, match="not finite"):
+        decode_boundary(encode_boundary(x, kind), kind, (1, 2, 128), "x")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@given(data=st.binary(min_size=204, max_size=204))
+def test_any_bytes_are_refused_or_finite(kind: str, data: bytes) -> None:
+    data = data[: boundary_nbytes(kind, 6, 8)]
     try:
-        out = decode_boundary(WireTensor("f32", (2, 3, 8), data, "int8"), "int8", (2, 3, 8), "x")
+        out = decode_boundary(WireTensor("f32", (2, 3, 8), data, kind), kind, (2, 3, 8), "x")
     except RemoteFault:
         return
     assert out.isfinite().all() and float(out.abs().max()) <= MAGNITUDE_MAX * 1.01

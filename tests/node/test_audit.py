@@ -352,8 +352,11 @@ async def test_an_honest_answer_far_from_others_is_not_called_false() -> None:
         assert not any(excluded(person) for person in v.people)
 
 
-async def test_honest_replicas_confirm_each_other() -> None:
-    async with village(manifest(stages=2), stages=(0, 0, 1, 1, 1)) as v:
+@pytest.mark.parametrize("boundary", ["bf16", "int4"])
+async def test_honest_replicas_confirm_each_other(boundary: str) -> None:
+    run = manifest(stages=2)
+    run = replace(run, pipeline=replace(run.pipeline, boundary=boundary))
+    async with village(run, stages=(0, 0, 1, 1, 1)) as v:
 
         def found(outcome: str) -> float:
             return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)

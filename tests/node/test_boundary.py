@@ -13,7 +13,7 @@ from tests.support.village import Recording, cause, losses, manifest, told, vill
 RANK = 8
 
 
-@pytest.mark.parametrize(("kind", "rank"), [("int8", 0), ("subspace", RANK)])
+@pytest.mark.parametrize(("kind", "rank"), [("int8", 0), ("int4", 0), ("subspace", RANK)])
 async def test_a_swarm_trains_with(kind: str, rank: int) -> None:
     async with village(manifest(stages=3, boundary=kind, boundary_rank=rank), stages=(0, 1, 2)) as v:
         learnt = math.log(v.run.model.vocabulary) - 0.5

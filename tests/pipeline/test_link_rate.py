@@ -21,7 +21,7 @@ pytestmark = pytest.mark.node  # some seconds
 NOON = 1.75e9
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp32", "int8"])
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "int4"])
 def test_activations_arrive_at_the_next_stage_as_sent(kind: str) -> None:
     demo = PRESETS["demo"]
     four = dataclasses.replace(demo, pipeline=dataclasses.replace(demo.pipeline, stages=4, boundary=kind))

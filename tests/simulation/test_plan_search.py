@@ -90,7 +90,7 @@ def test_no_setting_by_hand_is_better_than_the_one_found(name: str) -> None:
     assert best.plan == plan(best.manifest, fleet, TOKENS)
     scores: dict[int, float] = {}
     for stages, boundary, microbatch, batch, (steps, group) in itertools.product(
-        (1, 2, 3, 4), ("bf16", "int8"), (1, 2, 4, 8), (32, 512, 4096), ((8, 4), (60, 4), (60, 2), (250, 2))
+        (1, 2, 3, 4), ("bf16", "int8", "int4"), (1, 2, 4, 8), (32, 512, 4096), ((8, 4), (60, 4), (60, 2), (250, 2))
     ):
         made = replace(
             RUN,
@@ -239,7 +239,7 @@ def test_a_price_of_bytes_sent_makes_boundaries_smaller() -> None:
         search(RUN, [card(memory_gb=SMALL_GB, mbps=1e6, price=0.01, egress_price=price)], TOKENS).best
         for price in (0.0, 1.0)
     )
-    assert free.manifest.pipeline.boundary == "bf16" and paid.manifest.pipeline.boundary == "int8"
+    assert free.manifest.pipeline.boundary == "bf16" and paid.manifest.pipeline.boundary in ("int8", "int4")
 
 
 def test_above_a_billion_parameters_a_subspace_is_tried_and_its_cost_told(
