@@ -195,5 +195,6 @@ def _ratio(curve: Sequence[tuple[int, float]], base: Sequence[tuple[int, float]]
 def _reached(curve: Sequence[tuple[int, float]], target: float) -> float:
     """Steps until the loss is `target` for good, on the line between two looks."""
     at = next(k for k in range(len(curve), 0, -1) if k == 1 or curve[k - 2][1] > target) - 1
-    (before, high), (after, low) = curve[max(0, at - 1)], curve[at]
+    before, high = curve[max(0, at - 1)]
+    after, low = curve[at]
     return after if high <= low else before + (after - before) * (high - target) / (high - low)

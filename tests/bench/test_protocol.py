@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.method import boundary
+from benchmarks.method.boundary import BASE
 from benchmarks.swarm import protocol
-from benchmarks.swarm.protocol import BASE, TOKENS
+from benchmarks.swarm.protocol import TOKENS
 from swarmnode.errors import UsageError
 from tests.bench.test_boundary import TEXT
 
