@@ -342,7 +342,7 @@ def _fleet(options: InitOptions, made: Manifest) -> tuple[MachineKind, ...]:
 def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None, *, anyway: bool) -> Recipe:
     """`start` with the best settings for `fleet`, and word of what the run will do. Raises UsageError for one that is
     slower than one of its machines alone, unless `anyway`."""
-    from swarmnode.planner.fitted import check_faster, fitted, forecast
+    from swarmnode.planner.fitted import check_faster, fitted, forecast, steps_compared
 
     for kind in fleet:
         card = f"{kind.memory_gb:.3g} GB card" if kind.host_gb else f"{kind.memory_gb:.3g} GB"
@@ -354,6 +354,8 @@ def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None,
     tokens = float(inner.decay_samples * model.context)
     for line in forecast(fit.best.plan, fit.recipe.manifest, tokens, fit.alone):
         click.echo(line)
+    if why := steps_compared(fit):
+        click.echo(why)
     if not anyway:
         check_faster(fit)
     return fit.recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import UsageError
@@ -14,6 +14,7 @@ from swarmnode.manifest.gossip_compat import planned_meeting_steps
 from swarmnode.manifest.recipe import parameters_of, warmup_samples
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address
+from swarmnode.planner.learning_efficiency import of_batch
 from swarmnode.planner.plan import Plan, plan
 from swarmnode.planner.plan_search import PAIR, SPARING, Candidate, search, with_values
 from swarmnode.planner.simulated import Simulated
@@ -58,11 +59,12 @@ def machines(nodes: int, card_gb: float | None, up_bps: float | None, parameters
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The run and its estimate. `alone`: tokens per second of the best machine of the fleet that trains the whole model
-    by itself, 0 if it fits on none."""
+    by itself, 0 if it fits on none. `steps`: the best settings for each number of samples a step that was tried."""
 
     recipe: Recipe
     best: Candidate
     alone: float
+    steps: tuple[Candidate, ...]
 
 
 def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None = None) -> Fitted:
@@ -72,13 +74,14 @@ def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None =
     tokens = float(start.inner.decay_samples * start.model.context)
     if stages is not None and stages > start.model.layers:
         raise UsageError(f"--stages {stages}: the model has {start.model.layers} layers")
-    best = search(start, fleet, tokens, stages=stages).best
+    found = search(start, fleet, tokens, stages=stages)
+    best = found.best
     made = best.manifest
     batch = best.manifest.inner.inner_batch
     nodes = sum(kind.count for kind in fleet)
     origin = f"searched for {nodes} machines: least time to a loss (docs/learning.md)"
     changed = {f"{table}.{key}": origin for table, key, _ in best.changes}
-    more = math.sqrt(max(1.0, batch / start.inner.inner_batch))
+    more = rate_factor(batch * start.model.context, start.inner.inner_batch * start.model.context, tokens)
     inner = dataclasses.replace(
         made.inner,
         learning_rate=float(f"{more * made.inner.learning_rate:.1e}"),
@@ -87,13 +90,21 @@ def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None =
     )
     for key in ("learning_rate", "muon_learning_rate"):
         if more > 1.0 and f"inner.{key}" in recipe.origins:
-            changed[f"inner.{key}"] = f"{recipe.origins[f'inner.{key}']}; times the root of the batch over Step Law's"
+            times = f"times {more:.2g} for the batch over Step Law's"
+            changed[f"inner.{key}"] = f"{recipe.origins[f'inner.{key}']}; {times}"
     made = dataclasses.replace(made, inner=inner)
     return Fitted(
         Recipe(made, {**recipe.origins, **changed}),
         dataclasses.replace(best, manifest=made),
         alone(made, fleet, tokens),
+        found.steps,
     )
+
+
+def rate_factor(batch: float, start: float, tokens: float) -> float:
+    """Times the rate for `start` tokens a step that suit `batch` in a run of `tokens`: the root of what a step learns
+    more, so the root of the batch until batches cost samples, and less beyond."""
+    return math.sqrt(max(1.0, batch * of_batch(batch, tokens) / (start * of_batch(start, tokens))))
 
 
 def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> float:
@@ -165,6 +176,25 @@ def forecast(
         efficiency,
         f"one of these machines alone: {single}",
     ]
+
+
+def steps_compared(found: Fitted) -> str:
+    """The reason for the samples of a step: what the machines do and learn with the next smaller and larger ones; empty
+    where no others were possible."""
+    batches = [one.manifest.inner.inner_batch for one in found.steps]
+    at = batches.index(found.best.manifest.inner.inner_batch)
+    beside = found.steps[max(0, at - 1) : at + 2]
+    if len(beside) < 2:
+        return ""
+
+    def listed(words: Iterable[str]) -> str:
+        return ", ".join(words)
+
+    return (
+        f"why steps of {batches[at]:,} samples: with {listed(f'{one.manifest.inner.inner_batch:,}' for one in beside)}"
+        f" machines do {listed(f'{one.plan.share:.0%}' for one in beside)} of what they could, and learn"
+        f" {listed(f'{one.plan.efficiency:.2f}' for one in beside)} of what one replica does from a token"
+    )
 
 
 def span(ends: Sequence[str]) -> str:

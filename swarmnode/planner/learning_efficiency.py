@@ -1,7 +1,7 @@
 """The learning efficiency of a run: what it learns from a token over what one replica with Step Law's batch learns.
 
     efficiency = batch * replicas * late * boundary / over
-    batch      (1 + 1/K) / (1 + x/K), x = B / law >= 1     K = CRITICAL; the form of arXiv 1812.06162, section 2.2
+    batch      (1 + 1/K) / (1 + x/K), x = B / law >= 1     K: `critical`; the form of arXiv 1812.06162, section 2.2
     replicas   1 / (1 + n), n = e^a (R - 1)^p (law / b)^q H^r T^-u A   R replicas of a stage, each b = B / R tokens a
                step, H steps a round, T steps in the run, law = Step Law's batch for the run (manifest/recipe.py),
                A = 3/4 g / (g - 1) for groups of g: a round takes 1 / g of their variance for 1, and the steps between
@@ -47,8 +47,12 @@ BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "int4": 0.022}
 width 192, over bf16 (docs/measurements/boundary.md)."""
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
 CRITICAL = 8.0
-"""Measured: the replica bench with one replica and 983,040 tokens, batches of 8, 32, 64, 128 samples (.3, 1.3, 2.7,
+CRITICAL_TOKENS = 983_040
+"""Measured: the replica bench with one replica and so many tokens, batches of 8, 32, 64, 128 samples (.3, 1.3, 2.7,
 5.3 times the law's) 1.693, 1.683, 1.703 and 1.795 nats at the best of two rates: efficiency 1, 1, .92, .62."""
+CRITICAL_EXPONENT = 0.16
+"""Through that and Muon's published losses by batch, 3e9 to 6.2e10 tokens (batch_rows.py)."""
+ALIKE = 0.88  # guess: the most that a row of one seed tells apart from one replica with the same batch
 LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a stage, over plain Muon
 
 
@@ -86,6 +90,17 @@ class ReplicaFit:
         return math.sqrt(float(at @ self.covariance @ at) + self.variance)
 
 
+def critical(tokens: float) -> float:
+    """K of the batch's term in a run of `tokens`: longer runs, of larger models, bear more of Step Law's batch."""
+    return CRITICAL * max(1.0, tokens / CRITICAL_TOKENS) ** CRITICAL_EXPONENT
+
+
+def of_batch(batch: float, tokens: float) -> float:
+    """Efficiency of one replica with `batch` tokens a step in a run of `tokens`."""
+    bears = critical(tokens)
+    return (1.0 + 1.0 / bears) / (1.0 + max(1.0, batch / law_batch(tokens)) / bears)
+
+
 def _features(replicas: int, own: float, tokens: float, steps_of_round: float) -> tuple[float, ...]:
     steps = max(1.0, tokens / (replicas * own))
     rounds = min(max(1.0, steps_of_round), steps)
@@ -95,7 +110,7 @@ def _features(replicas: int, own: float, tokens: float, steps_of_round: float) -
 def fit(rows: Sequence[Row]) -> ReplicaFit:
     """The term for replicas by least squares."""
     x = np.array([_features(row.replicas, row.own, row.tokens, row.steps_of_round) for row in rows])
-    y = np.array([math.log((1.0 / row.efficiency - 1.0) / apart(row.replicas, row.group)) for row in rows])
+    y = np.array([math.log((1.0 / term_of(row) - 1.0) / apart(row.replicas, row.group)) for row in rows])
     many = Counter(row.source for row in rows)
     weights = np.array([many[row.source] ** -0.5 for row in rows])
     normal = np.linalg.inv(x.T @ (weights[:, None] * x))
@@ -103,6 +118,13 @@ def fit(rows: Sequence[Row]) -> ReplicaFit:
     left = y - x @ of
     variance = float(left @ (weights * left)) / float(weights.sum()) * len(rows) / (len(rows) - len(of))
     return ReplicaFit(tuple(float(one) for one in of), normal * variance, variance)
+
+
+def term_of(row: Row) -> float:
+    """The term for replicas that `row` measured: what it lacks beside its batch."""
+    if not row.over_best:
+        return row.efficiency
+    return min(ALIKE, row.efficiency / of_batch(row.replicas * row.own, row.tokens))
 
 
 def apart(replicas: int, group: int) -> float:
@@ -133,14 +155,9 @@ TERM = fit(MEASURED)
 FIT = TERM.of  # a, p, q, r and u of n
 
 
-def of_batch(batch: float, tokens: float) -> float:
-    """Efficiency of one replica with `batch` tokens a step in a run of `tokens`."""
-    return (1.0 + 1.0 / CRITICAL) / (1.0 + max(1.0, batch / law_batch(tokens)) / CRITICAL)
-
-
 def critical_batch(tokens: float) -> float:
     """Tokens of a step at which the batch alone takes half of what is learned from a token."""
-    return law_batch(tokens) * (CRITICAL + 2.0)
+    return law_batch(tokens) * (critical(tokens) + 2.0)
 
 
 def of_packets(codec: str, fragments: int) -> float:

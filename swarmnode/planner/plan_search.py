@@ -38,7 +38,7 @@ RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (docs/methods.md); D / 2 sends 
 MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
-BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
+BATCHES = (1, 2, 4, 8, 16, 32)  # inner batches, as multiples of Step Law's
 ROUND_STEPS = (8, 10, 12, 15, 20, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
 PAIR = 2  # the least group of replicas: NoLoCo's, arXiv 2506.10911
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
@@ -97,12 +97,14 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Search:
     """The result: `rows` are the best of different splits and boundaries, the best one first. `own`: the manifest's
-    settings, None if they do not fit (`own_fault` says why). `plain`: the best one without a subspace, if the best has
-    one; `subspace`: the best one with one, if any was tried. `by_money`: ranked by tokens for money."""
+    settings, None if they do not fit (`own_fault` says why). `steps`: the best one of each inner batch. `plain`: the
+    best one without a subspace, if the best has one; `subspace`: the best one with one, if any was tried. `by_money`:
+    ranked by tokens for money."""
 
     rows: tuple[Candidate, ...]
     own: Candidate | None
     own_fault: str
+    steps: tuple[Candidate, ...]
     plain: Candidate | None
     subspace: Candidate | None
     by_money: bool
@@ -163,6 +165,7 @@ def search(
         tuple(patient(one) for one in (best, *rest[: ROWS - 1])),
         own,
         own_fault,
+        _by_step(candidates),
         patient(_chosen(plain)) if plain and best not in plain else None,
         patient(_chosen(within)) if within else None,
         by_money,
@@ -187,6 +190,14 @@ def _chosen(found: Sequence[Candidate]) -> Candidate:
     top = min(found, key=lambda one: one.order)
     near = [one for one in found if one.frailty == top.frailty and one.score >= (1.0 - ALIKE) * top.score]
     return min(near, key=lambda one: (len(one.changes), len(one.left_out), one.order))
+
+
+def _by_step(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The best of each inner batch, the smallest batch first."""
+    batches: dict[int, list[Candidate]] = {}
+    for one in found:
+        batches.setdefault(one.manifest.inner.inner_batch, []).append(one)
+    return tuple(_chosen(batches[batch]) for batch in sorted(batches))
 
 
 def _groups(found: Sequence[Candidate]) -> list[Candidate]:

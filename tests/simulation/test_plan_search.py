@@ -12,6 +12,7 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
 from swarmnode.manifest.cross_field import ACROSS
+from swarmnode.planner.fitted import fitted, rate_factor, steps_compared
 from swarmnode.planner.fleet import MachineKind, read_fleet
 from swarmnode.planner.geography import Address
 from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
@@ -374,6 +375,21 @@ def test_gradients_are_averaged_before_each_step_where_lines_carry_that() -> Non
     assert near.gossip.round_samples == near.inner.inner_batch
     assert near.recovery.snapshot_rounds_max > far.recovery.snapshot_rounds_max, "a snapshot may be as many steps old"
     assert far.gossip.method == "average"
+
+
+def test_steps_are_larger_on_thinner_lines_and_the_reason_is_said() -> None:
+    """A larger step covers its packets, and learns less from a sample: what pays depends on the line."""
+    run = fit(PRESETS["demo"], samples=100_000)
+    batches = []
+    for up, rtt_s in ((1.25e8, 0.0005), (1.25e7, 0.01), (2.5e6, 0.025)):
+        kind = MachineKind("laptop", 8, 2e10, up, up, Address("local", rtt_s), memory_gb=16.0)
+        found = fitted(run, [kind], stages=1)
+        batches.append(found.best.manifest.inner.inner_batch)
+        assert found.best.manifest.gossip.method == "gradient"
+        assert found.best.score == max(one.score for one in found.steps if one.frailty == found.best.frailty)
+        assert f"why steps of {batches[-1]} samples" in steps_compared(found)
+        assert rate_factor(batches[-1] * 128.0, run.manifest.inner.inner_batch * 128.0, 1.28e7) >= 1.0
+    assert batches[0] < batches[1] < batches[2]
 
 
 def test_a_step_whose_members_wait_for_each_other_takes_its_work_and_its_exchange() -> None:
