@@ -92,7 +92,7 @@ class ReplicaFit:
 
 def critical(tokens: float) -> float:
     """K of the batch's term in a run of `tokens`: longer runs, of larger models, bear more of Step Law's batch."""
-    return CRITICAL * max(1.0, tokens / CRITICAL_TOKENS) ** CRITICAL_EXPONENT
+    return CRITICAL * math.pow(max(1.0, tokens / CRITICAL_TOKENS), CRITICAL_EXPONENT)
 
 
 def of_batch(batch: float, tokens: float) -> float:
