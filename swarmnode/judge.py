@@ -57,8 +57,8 @@ class Judge(Protocol):
         """Whether not to use an answer of `peer`, of `stage`: it still has to answer, or nothing would clear it."""
         ...
 
-    def refuses(self, process: wire.Process) -> bool:
-        """Whether not to take a microbatch of its feeder."""
+    def refuses(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> bool:
+        """Whether not to take a microbatch of its feeder; then it may be examined."""
         ...
 
     def confirmed(self, peer: PeerId) -> int:
@@ -120,7 +120,7 @@ class Trusting:
     def withholds(self, peer: PeerId, stage: int) -> bool:
         return False
 
-    def refuses(self, process: wire.Process) -> bool:
+    def refuses(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> bool:
         return False
 
     def confirmed(self, peer: PeerId) -> int:

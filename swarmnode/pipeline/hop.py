@@ -122,7 +122,7 @@ class Hop:
     ) -> UnsignedAnswer:
         """The answer to a microbatch of `peer`, made once however often it arrives."""
         fed = (process.position, process.purpose) == (1, wire.PURPOSE_TRAIN)
-        if fed and self.judge.refuses(process):
+        if fed and self.judge.refuses(process, tokens, x):
             # As a replica without room says it: the feeder does not learn why.
             raise Busy(self.backlog.slots.full(1), retry_after_s=self.backlog.seconds)
         with self._turn(peer, process):

@@ -279,6 +279,10 @@ class Auditor:
         self._conclude(claim, Evidence.AGAIN_SAME, str(check))
         return self._deeper(claim, shown)
 
+    async def examine(self, claim: HopClaim) -> None:
+        """Judge an answer of the first stage by the weights of its server."""
+        await self._by_own_weights(claim, None, [(claim.server, claim.answer(None))])
+
     async def _by_own_weights(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> None:
         """Judge each of the `voters`, who answered the hop of `claim`, by its own weights."""
         loss_sum = max(one.loss_sum for _, one in voters) if shown is None else shown.next.loss_sum

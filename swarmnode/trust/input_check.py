@@ -8,6 +8,7 @@ as answers of the other stages are (auditor.py). Its feeder does not sign it: wh
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -40,18 +41,25 @@ class InputAuditor:
         self._auditor = auditor
         self._read = read
 
-    def refuses(self, process: wire.Process) -> bool:
-        """Whether not to take a microbatch: its feeder stands aside, and another one can feed."""
+    def refuses(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> bool:
+        """Whether not to take a microbatch: its feeder stands aside, and another one can feed. At times its own weights
+        judge what it sent."""
         feeder = PeerId(process.feeder)
-        return self._auditor.audits.means(0).aside(feeder) and self._auditor.withholds(feeder, 0)
+        if not (self._auditor.audits.means(0).aside(feeder) and self._auditor.withholds(feeder, 0)):
+            return False
+        if self._auditor.audits.weighable(feeder, asyncio.get_running_loop().time()):
+            self._auditor.observe_answer(self._claim(process, tokens, x), self._auditor.examine)
+        return True
 
     def observe_input(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> None:
         """Consider a microbatch of a feeder, which was trained on, for a check."""
+        self._auditor.spawn(self._observing(self._claim(process, tokens, x), process.first_sample))
+
+    def _claim(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> HopClaim:
         stated = wire.Statement(microbatch_id=process.microbatch_id, server=process.feeder, client=self._auditor.me)
         stated.inner_steps = process.inner_steps
         stated.mark = process.mark
-        claim = HopClaim(stated, process.samples, tokens, tokens, x)
-        self._auditor.spawn(self._observing(claim, process.first_sample))
+        return HopClaim(stated, process.samples, tokens, tokens, x)
 
     async def _observing(self, claim: HopClaim, first: int) -> None:
         with contextlib.suppress(RemoteFault):  # activations that cannot be read are refused where they are used

@@ -33,8 +33,8 @@ class StageJudge:
     def withholds(self, peer: PeerId, stage: int) -> bool:
         return self.auditor.withholds(peer, stage)
 
-    def refuses(self, process: wire.Process) -> bool:
-        return self.inputs.refuses(process)
+    def refuses(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> bool:
+        return self.inputs.refuses(process, tokens, x)
 
     def confirmed(self, peer: PeerId) -> int:
         return self.auditor.audits.in_row(peer)

@@ -4,9 +4,11 @@ Honest replicas of a stage differ by what they learnt since they met, a few hund
 turned or scaled weights, and those of another run or of its beginning are far off. The joiner therefore asks another
 replica, or a node that keeps a snapshot of the stage, for some slices of the slow weights. It draws the slices after
 the state has come, also by its own clock: from what is public a donor could make a state whose drawn slices are right.
-Where the two are far apart a third one decides: a state is a lie if two samples that are close to each other are far
-from it. Replicas that serve contradict a state of any round, so a donor cannot escape them by a round of its own. A
-kept snapshot is of an earlier round, and contradicts only states of about that round.
+One very near sample confirms the state. Else others decide: a state is a lie if two samples that are close to each
+other are far from it, or much further than from each other where all are of one time: noise of .35 of the length hides
+among replicas that may differ by .6, not beside two that differ by .02. Replicas that serve contradict a state of any
+round, so a donor cannot escape them by a round of its own. A kept snapshot is of an earlier round, and contradicts only
+states of about that round.
 
 Slow weights and outer momentum are all that a newcomer takes of most states (snapshot.newcomer_part). The momentum must
 not be much longer than others': replicas average with different partners, and it grows in the first rounds.
@@ -35,6 +37,9 @@ from swarmnode.wire import call_pb2 as wire
 # The outer momentum's length, over that of an honest replica. Measured: 10.6 times as long after a newcomer's first
 # meeting, 13 rounds late; shorter ones contradict nothing.
 MOMENTUM_RATIO_MAX = 16.0
+NEAR = 0.1  # guess: of the length; a sample that is nearer confirms alone. Replicas that meet are .01 apart [measured]
+FURTHER = 4.0  # guess: times as far from two samples as these are from each other
+ROUNDS_SAME = 1  # rounds: samples of one time; within more, honest weights may move far
 BRIEF = DownloadLimits(busy_max_s=0.0, waited_for=False, offer_timeout_s=20.0, chunk_timeout_s=20.0)
 WORDS_S = TRIES * BRIEF.chunk_timeout_s  # for all that others say of a state: derived, a wait in vain in each try
 
@@ -89,6 +94,7 @@ class StateCheck:
         """
         me = self._client.transport.peer_id
         against = list[StateSample]()
+        likely = list[StateSample]()
         silent = 0
         old = set[PeerId]()
         at = drawn_now(self._count, me, offer.id.hex(), first=self._first)
@@ -97,7 +103,7 @@ class StateCheck:
         ours = self._sample(me, state, offer, at)
         end_s = asyncio.get_running_loop().time() + WORDS_S
         for attempt in range(TRIES):
-            known = {*givers, me, *old, *(word.peer for word in against)}
+            known = {*givers, me, *old, *(word.peer for word in (*against, *likely))}
             serving = self._others()
             peers = [peer for peer in (*serving, *self._keepers()) if peer not in known][:TRIES]
             if attempt and not peers:
@@ -110,13 +116,17 @@ class StateCheck:
                 except (RemoteFault, Unavailable, TimeoutError):
                     silent += 1
                     continue
+                if self._near(ours, word, NEAR):
+                    return self._confirmed(word)
                 if self._near(ours, word):
-                    self.totals = [word.total]
-                    return [word]
-                if peer in serving or abs(word.round_index - offer.round) <= ROUNDS_APART_MAX:
+                    likely.append(word)
+                elif peer in serving or abs(word.round_index - offer.round) <= ROUNDS_APART_MAX:
                     against.append(word)
                 else:
                     old.add(peer)
+            self._judge(likely, ours)
+            if likely:
+                return self._confirmed(likely[0])
             self._judge(against, ours)
         for word in against:
             self._doubt(givers, f"{self._far(ours, word)} from those of {short(word.peer)}")
@@ -133,23 +143,31 @@ class StateCheck:
             momentum = length_of(slices_of(sections["momentum"], at, self._first, "momentum"))
         return StateSample(me, slices_of(sections["phi"], at, self._first), offer.round, 0, momentum)
 
-    def _near(self, one: StateSample, other: StateSample) -> bool:
-        """Whether the sample `one` can be honest if `other` of the same slices is."""
-        if self._apart(one.slices, other.slices) > APART_MAX:
+    def _confirmed(self, word: StateSample) -> list[StateSample]:
+        self.totals = [word.total]
+        return [word]
+
+    def _near(self, one: StateSample, other: StateSample, most: float = APART_MAX) -> bool:
+        """Whether the sample `one` can be honest if `other` of the same slices is, and they are `most` apart."""
+        if self._apart(one.slices, other.slices) > most:
             return False
         theirs = other.momentum or 0.0  # 0: it came a moment ago, and knows nothing
         return theirs == 0.0 or (one.momentum or 0.0) <= MOMENTUM_RATIO_MAX * theirs
 
     def _far(self, one: StateSample, other: StateSample) -> str:
         far = self._apart(one.slices, other.slices)
-        if far > APART_MAX:
+        if far > NEAR:
             return f"slow weights {far:.3g} of their length"
         return f"an outer momentum {one.momentum or 0.0:.3g} long, not {other.momentum or 0.0:.3g},"
 
-    def _judge(self, against: Sequence[StateSample], ours: StateSample) -> None:
-        """Raise RemoteFault where two of `against` agree: both contradict `ours`."""
-        for one, other in itertools.combinations(against, 2):
-            if self._near(one, other) and self._near(other, one):
+    def _judge(self, words: Sequence[StateSample], ours: StateSample) -> None:
+        """Raise RemoteFault where two of `words` agree, and both contradict `ours`."""
+        for one, other in itertools.combinations(words, 2):
+            most = APART_MAX
+            if all(abs(word.round_index - ours.round_index) <= ROUNDS_SAME for word in (one, other)):
+                most = min(most, max(NEAR, FURTHER * self._apart(one.slices, other.slices)))
+            agree = self._near(one, other) and self._near(other, one)
+            if agree and not any(self._near(ours, word, most) for word in (one, other)):
                 names = f"{short(one.peer)} and {short(other.peer)}"
                 raise RemoteFault(f"{self._far(ours, one)} from those of {names}, who agree")
 

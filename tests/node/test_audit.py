@@ -143,14 +143,24 @@ class SteersFinely(Steers):
 class SteersActivations(Recording):
     """What it sends on has a cosine of .9 to the truth, and always leans one way."""
 
+    truth = 0.9
+    lean = 0.43
+
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
         true = np.frombuffer(y.data, np.float32).reshape(y.shape)
         way = np.broadcast_to(np.random.default_rng(1).standard_normal(y.shape[-1]), y.shape)
-        given = 0.9 * true + 0.43 * way * (np.linalg.norm(true) / np.linalg.norm(way))
+        given = self.truth * true + self.lean * way * (np.linalg.norm(true) / np.linalg.norm(way))
         return replace(y, data=given.astype(np.float32).tobytes()), tape
+
+
+class SteersActivationsFar(SteersActivations):
+    """A cosine of .6."""
+
+    truth = 0.6
+    lean = 0.8
 
 
 class Misstates(Flips):
@@ -411,3 +421,15 @@ async def test_activations_of_a_feeder_that_lean_one_way_are_not_trained_on() ->
         fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
         await v.trains(64, "the others go on")
         assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8
+
+
+async def test_a_feeder_that_stands_aside_is_examined_by_what_it_sends_and_excluded() -> None:
+    """Its microbatches are refused meanwhile. Two of them convicted it once it had come back, if it ever did."""
+    async with village(rare(slow(stages=2))) as v:
+        liar = v.add(0, SteersActivationsFar)
+        for stage in (0, 0, 1, 1):
+            v.add(stage)
+        servers = [person for person in v.people if person.node.stage == 1]
+        await v.until(lambda: all(liar.node.me in excluded(one) for one in servers), "all exclude it", 240.0)
+        assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
+        assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= 200 * 8

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarmnode.errors import RemoteFault, SwarmnodeError
+from swarmnode.errors import Busy, RemoteFault, SwarmnodeError
+from swarmnode.ids import PeerId
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Call
+from swarmnode.ports import Answer, Call
+from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.snapshot import newcomer_part
 from swarmnode.transfer.state_slices import APART_MAX, apart
 from swarmnode.wire import call_pb2, record_pb2
@@ -59,6 +61,38 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
             await v.until(lambda joiner=joiner: bool(told(joiner, "exchange.paired")), "it meets somebody")  # type: ignore[misc]
             assert joiner.node.samples_total() < 8 * v.total()
             assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
+
+
+def noise_of_a_third(phi: np.ndarray) -> np.ndarray:
+    return phi + 0.35 * noise(phi)
+
+
+async def test_a_donor_whose_noise_is_within_what_honest_replicas_may_differ_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two honest replicas, which are much nearer to each other, contradict it; they are busy until then."""
+    run = manifest()
+    offer = SnapshotDonor.offer
+    refused = False
+
+    async def busy(donor: SnapshotDonor, peer: PeerId, call: Call) -> Answer:
+        whole = not call.header.snapshot.count  # not some slices of a check
+        if donor is not false and whole and not refused:
+            raise Busy("others download here", 1.0)
+        return await offer(donor, peer, call)
+
+    async with village(run, stages=(0, 1, 2, 2)) as v:
+        await v.heard(256)
+        stranger = Stranger(v, 1)
+        monkeypatch.setattr(SnapshotDonor, "offer", busy)
+        false = giving(v, stranger, run, 2, noise_of_a_third, 0)
+        await stranger.say(v, stage=2, samples_per_second=1e8)
+        joiner = v.add(2)
+        liars = lambda: {f["peer"] for f in told(joiner, "state.failed") if f["lied"]}  # noqa: E731
+        await v.until(lambda: bool(liars()), "a donor is refused")
+        refused = True
+        await v.until(lambda: bool(told(joiner, "node.ready")), "it serves")
+        assert liars() == {stranger.me} and far(joiner, v.people[2]) < APART_MAX
 
 
 async def test_a_third_that_says_little_makes_no_joiner_refuse_honest_donors() -> None:

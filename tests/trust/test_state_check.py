@@ -81,6 +81,22 @@ def test_two_who_agree_with_one_another_refuse() -> None:
         compared(FALSE, b=near(3), c=near(4))
 
 
+def noised(share: float, seed: int = 7) -> np.ndarray:
+    noise = np.random.default_rng(seed).standard_normal(COUNT)
+    return (TRUE + share * np.linalg.norm(TRUE) * noise / np.linalg.norm(noise)).astype("<f4")
+
+
+@pytest.mark.parametrize("share", [0.15, 0.35, 0.4])
+def test_noise_hides_among_replicas_that_differ_and_not_beside_two_that_agree(share: float) -> None:
+    with pytest.raises(RemoteFault, match="slow weights .* of their length from those of b and c, who agree"):
+        compared(noised(share), b=noised(0.01, 3), c=noised(0.01, 4))
+    words, asked, quiet = compared(noised(share), b=noised(share, 3), c=noised(share, 4))
+    assert [word.peer for word in words] == ["b"] and asked == ["b", "c"] and not quiet.events, "all differ"
+    assert len(compared(noised(share), b=noised(0.01, 3))[0]) == 1, "of two nobody knows which one it is"
+    assert len(compared(noised(share), old1=noised(0.01, 3), old2=noised(0.01, 4))[0]) == 1, "of another time"
+    assert [word.peer for word in compared(noised(share), liar1=FALSE, liar2=FALSE, c=TRUE)[0]] == ["c"]
+
+
 def test_a_third_replica_decides_between_two_that_contradict_each_other() -> None:
     words, _, _ = compared(TRUE, liar=FALSE, c=near(4))
     assert [word.peer for word in words] == ["c"], "the liar that was asked is in nobody's way"
