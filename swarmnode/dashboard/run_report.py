@@ -10,7 +10,7 @@ from typing import Any
 from swarmnode.atomic_file import atomic_write
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.recipe import parameters_of
-from swarmnode.untrusted_text import printable
+from swarmnode.untrusted_text import markdown_text
 
 TEXT = "REPORT.md"
 TREE = "report.json"
@@ -84,8 +84,8 @@ def report_text(tree: Mapping[str, Any]) -> str:
     facts = {
         "run": f"`{tree['run']}`",
         "model": f"{model['parameters']:,} parameters: {shape}, {model['training']}",
-        "data": _plain(tree["data"]["about"]) or f"source `{tree['data']['source']}`",
-        "tokenizer": f"`{tree['data']['tokenizer']}`",
+        "data": markdown_text(tree["data"]["about"]) or f"source `{tree['data']['source']}`",
+        "tokenizer": f"`{markdown_text(str(tree['data']['tokenizer']))}`",
         "hours": _known(tree["hours"]),
         "hours of all machines": _known(tree["machine_hours"]),
         "energy": "not measured: no machine tells its watts",
@@ -93,7 +93,7 @@ def report_text(tree: Mapping[str, Any]) -> str:
         "held-out loss, nats a token": _both(loss),
         "training loss at last": _known(loss["train"]),
     }
-    lines = [f"# {_plain(tree['name'])}\n", "| | |\n| --- | --- |"]
+    lines = [f"# {markdown_text(tree['name'])}\n", "| | |\n| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     lines += _members(tree["members"])
     lines += _texts(tree.get("texts", ()))
@@ -119,7 +119,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> list[str]:
     if not members:
         return ["\n## Who\n", "Nobody kept count: no coordinator's page was open."]
     cells = [
-        (_plain(one["name"]) or "somebody", f"{one['hours']:.2f}", _known(one["samples"]), _known(one["tokens"]))
+        (markdown_text(one["name"]) or "somebody", f"{one['hours']:.2f}", _known(one["samples"]), _known(one["tokens"]))
         for one in members[:MEMBERS_MAX]
     ]
     rows = [f"| {' | '.join(row)} |" for row in cells]
@@ -171,8 +171,3 @@ def _known(value: float | None) -> str:
     if value is None:
         return "not known"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")
-
-
-def _plain(text: str) -> str:
-    """`text` of others as one line without Markdown, HTML or links."""
-    return "".join(c for c in printable(str(text), 400) if c not in "<>[]|`\\*_#").replace("://", ": //").strip()

@@ -35,6 +35,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.membership.record import STRETCH_MAX, open_record
 from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
+from swarmnode.untrusted_text import chat_text
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
 
@@ -88,15 +89,6 @@ async def track(library: str, board: Board, facts: view.Json, clock: Clock, tele
         telemetry.event("dashboard.tracking_failed", level="error", library=library, reason=cause_of(error)[:300])
 
 
-MARKUP = str.maketrans("<>&*_~`[]|@#\\", "＜＞＆＊＿～｀［］｜＠＃＼")
-"""Characters that chats read as mentions, links or styles, with wide ones that look alike."""
-
-
-def without_markup(text: str) -> str:
-    """`text` as Slack, Mattermost and Discord show it letter by letter: names of nodes are their owners' words."""
-    return text.translate(MARKUP).replace("://", ":／／")
-
-
 def notify(where: str, title: str, text: str) -> None:
     """Tell a person: by notify-send (macOS: osascript) where `where` is "desktop", else by a POST of JSON to that URL,
     as Slack and Mattermost (`text`) and Discord (`content`) read it. Raises OSError and SubprocessError."""
@@ -110,7 +102,7 @@ def notify(where: str, title: str, text: str) -> None:
         except FileNotFoundError as error:
             raise OSError(error.errno, f"{command[0]} is not installed") from None
         return
-    said = without_markup(f"{title}: {text}")
+    said = chat_text(f"{title}: {text}")
     body = json.dumps({"text": said, "content": said, "allowed_mentions": {"parse": []}}).encode()
     request = urllib.request.Request(where, body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=NOTIFY_S).close()

@@ -24,7 +24,7 @@ from swarmnode.model.export_tokenizer import byte_tokenizer, end_of_text, specia
 from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
-from swarmnode.untrusted_text import printable
+from swarmnode.untrusted_text import markdown_text
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -63,13 +63,14 @@ def model_card(manifest: Manifest, about: Mapping[str, Any]) -> str:
         "replicas meet by": f"{gossip.method}, {gossip.codec}, every {gossip.round_samples:,} samples",
         "inner steps": f"{inner.optimizer}, rate {inner.learning_rate:g}, batches of {inner.inner_batch} samples",
     }
-    data = _plain(run.data) or f"source `{manifest.data.source}`; manifest.toml beside this names all of it."
+    data = markdown_text(run.data) or f"source `{manifest.data.source}`; manifest.toml beside this names all of it."
     return "\n".join(
         [
             "---\n" + "\n".join(head) + "\n---",
             f"\n# {manifest.name}\n",
-            _plain(run.why) or "A language model.",
-            f"\nRun by {_plain(run.by) or 'somebody unnamed'}. Licence: {_plain(run.licence) or 'none named'}.",
+            markdown_text(run.why) or "A language model.",
+            f"\nRun by {markdown_text(run.by) or 'somebody unnamed'}.",
+            f"Licence: {markdown_text(run.licence) or 'none named'}.",
             "\n## How it was trained\n",
             "By a swarm of machines over the internet, with swarmnode: each serves a stage of the model, and replicas",
             "of a stage average their weights now and then. manifest.toml has every setting.\n",
@@ -88,20 +89,16 @@ def _members(members: list[Mapping[str, Any]]) -> list[str]:
     if not members:
         return []
     hours = sum(float(one["hours"]) for one in members)
+    named = [(markdown_text(str(one["name"])) or "somebody", one["hours"]) for one in members[:MEMBERS_SHOWN]]
     more = [f"\nAnd {len(members) - MEMBERS_SHOWN} more."] if len(members) > MEMBERS_SHOWN else []
     return [
         "\n## Members\n",
         "| name | hours of work |\n| --- | --- |",
-        *(f"| {_plain(str(one['name'])) or 'somebody'} | {one['hours']:.1f} |" for one in members[:MEMBERS_SHOWN]),
+        *(f"| {name} | {hours:.1f} |" for name, hours in named),
         *more,
         "\n## Energy\n",
         f"{len(members)} machines computed for {hours:,.1f} hours in all, as each tells. Nobody measured their watts.",
     ]
-
-
-def _plain(text: str) -> str:
-    """`text` of others as one line without Markdown, HTML or links."""
-    return "".join(c for c in printable(text, 400) if c not in "<>[]|`\\*_#").replace("://", ": //").strip()
 
 
 @dataclass(frozen=True, slots=True)

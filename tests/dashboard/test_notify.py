@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -124,12 +125,25 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
 
 @pytest.mark.parametrize(
     "name",
-    ["<!channel> all", "<@U1>", "<https://a.example|b>", "[b](https://a.example)", "@everyone", "https://a.b", "*b*"],
+    [
+        "<!channel> all",
+        "<@U1>",
+        "<https://a.example|b>",
+        "[b](https://a.example)",
+        "@everyone",
+        "https://a.b",
+        "*b*",
+        "evil.example",
+        "www.evil.example",
+        "mailto:a",
+        "$m$",
+    ],
 )
 def test_a_node_is_named_in_a_chat_without_markup(name: str, webhook: tuple[str, list[dict[str, Any]]]) -> None:
     url, posted = webhook
     start.notify(url, "meadow", f"Node {name} is slow")
     (body,) = posted
     for said in (body["text"], body["content"]):
-        assert not set(said) & set("<>&*_~`[]|@#") and "://" not in said
+        assert not set(said) & set("<>&*_~`[]|@#$") and "://" not in said
+        assert not re.search(r"\w[.:][a-z]", said), "a link is made of a bare name, too"
     assert body["allowed_mentions"] == {"parse": []}
