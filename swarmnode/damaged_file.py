@@ -36,6 +36,15 @@ def put_aside(path: Path, why: str) -> None:
     tell_damaged(str(path), why, done)
 
 
+def put_aside_unless_file(path: Path) -> None:
+    """Put aside what is at `path` where it is no regular file: a folder, a pipe, whose open waits for ever, a device, a
+    link that leads nowhere. A link to a file is one, and so is a link to one that can be made."""
+    to = os.path.realpath(path)
+    makes = path.is_symlink() and not os.path.lexists(to) and os.path.isdir(os.path.dirname(to))
+    if os.path.lexists(path) and not (os.path.isfile(path) or makes):
+        put_aside(path, "a folder" if os.path.isdir(path) else "no file")
+
+
 def tell_damaged(name: str, why: str, done: str = "it is not used") -> None:
     """Say on stderr that the file `name` is damaged, and what is `done` about it."""
     sys.stderr.write(f"swarmnode: {name} is damaged ({printable(why, 200)}): {done}\n")

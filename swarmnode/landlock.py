@@ -24,12 +24,14 @@ DENIED = {
 """Numbers of ptrace, process_vm_readv, process_vm_writev, mount, umount2, pivot_root, kexec_load, kexec_file_load,
 init_module, finit_module, delete_module, bpf, perf_event_open, userfaultfd, add_key, request_key, keyctl,
 open_by_handle_at, reboot and swapon (asm/unistd.h): of no use to a node, and the doors of most faults of kernels."""
-# Rights (linux/landlock.h); `_FILE` has those of a file, `_OPEN` runs nothing, `_LIST` sees names in folders.
+# Rights (linux/landlock.h); `_FILE` has those of a file, `_LIST` sees names in folders, `_OPEN` and `_WRITE` run
+# nothing.
 _READ = 0b1101
 _OPEN = 0b1100
 _LIST = 0b1000
 _FILE = 1 << 14 | 0b111
 _ALL = (1 << 15) - 1
+_WRITE = _ALL & ~1
 _TCP = 0b11
 _ABSTRACT = 0b01
 _SIGNAL = 0b10
@@ -57,8 +59,8 @@ def confine(
     desktop: bool = False,
 ) -> None:
     """Let this thread, and the threads and processes that it starts, open only what is below `read`, which they may
-    also run, below `opened`, which they may not, or below `write` to change it; below `listed` they see names. What
-    does not exist stays closed.
+    also run, below `opened`, which they may not, or below `write` to change it and not to run it; below `listed` they
+    see names. What does not exist stays closed.
 
     From Linux 6.7 on they use no TCP port without `tcp`; from 6.12 on they signal nobody else, and reach no abstract
     socket of others without `desktop`. Raises OSError.
@@ -69,7 +71,7 @@ def confine(
     size = 24 if version >= ABI_SCOPES else 16 if version >= ABI_TCP else 8
     handled = struct.pack("QQQ", _ALL, 0 if tcp else _TCP, scopes)[:size]
     rules = libc.syscall(_CREATE, handled, ctypes.c_size_t(size), 0)
-    for rights, paths in ((_READ, read), (_OPEN, opened), (_LIST, listed), (_ALL, write)):
+    for rights, paths in ((_READ, read), (_OPEN, opened), (_LIST, listed), (_WRITE, write)):
         for path in filter(Path.exists, paths):
             at = os.open(path, os.O_PATH)
             libc.syscall(_ADD, rules, 1, struct.pack("=Qi", rights if path.is_dir() else rights & _FILE, at), 0)

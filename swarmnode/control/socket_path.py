@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarmnode import file_lock
-from swarmnode.damaged_file import put_aside
+from swarmnode.damaged_file import put_aside, put_aside_unless_file
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError, os_errors
 
 SOCKET_NAME = "control.sock"
@@ -57,7 +57,8 @@ def take_home(home: Path) -> int:
 
     Raises UsageError if another daemon holds it or the disk keeps no locks, LocalFault if it cannot be written.
     """
-    for name in (LOCK_NAME, SOCKET_NAME, GRPC_SOCKET_NAME):
+    put_aside_unless_file(home / LOCK_NAME)
+    for name in (SOCKET_NAME, GRPC_SOCKET_NAME):
         if (home / name).is_dir():
             put_aside(home / name, "a folder")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read(home: Path) -> Ready | None:
     """The content written by the node of `home`; None if there is none (yet). Raises LocalFault for an invalid file."""
     path = home / FILE_NAME
     try:
-        with path.open() as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:  # a pipe has nothing
             raw = json.loads(file.read(FILE_BYTES_MAX))
         return Ready(**{**raw, "addresses": tuple(raw["addresses"])})
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swarmnode import bounds
 from swarmnode.atomic_file import full_text
-from swarmnode.damaged_file import UNREADABLE, put_aside
+from swarmnode.damaged_file import UNREADABLE, put_aside, put_aside_unless_file
 from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import CREDITED, Contribution
@@ -94,6 +94,7 @@ class History:
     def open(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
         """Open or create the history at `path`; a damaged one is put aside. Raises LocalFault when that fails or it is
         another run's."""
+        put_aside_unless_file(path)
         try:
             return cls._opened(path, run_id, told)
         except DamagedHistory as damaged:
@@ -102,8 +103,6 @@ class History:
 
     @classmethod
     def _opened(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
-        if path.is_dir():
-            raise DamagedHistory("a folder")
         try:
             database = sqlite3.connect(path, isolation_level=None)
             database.execute("PRAGMA journal_mode=WAL")

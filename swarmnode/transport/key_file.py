@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write, write_errors
-from swarmnode.damaged_file import put_aside
+from swarmnode.damaged_file import put_aside, put_aside_unless_file
 from swarmnode.errors import NotPermitted, cause_of
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
 
@@ -23,6 +23,7 @@ def load_or_create(path: Path) -> Identity:
 
     Raises NotPermitted if the file may not be used as it is, LocalFault if it cannot be written.
     """
+    put_aside_unless_file(path)
     try:
         return load(path)
     except FileNotFoundError:

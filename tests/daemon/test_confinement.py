@@ -104,6 +104,12 @@ def write(path):
     with open(path, "ab") as file:
         file.write(b"x")
 
+def runs_a_copy(path):
+    with open("/bin/true", "rb") as program, open(path, "wb") as copy:
+        copy.write(program.read())
+    os.chmod(path, 0o700)
+    subprocess.run([path], check=True)
+
 def probe(home, pid, name, port):
     rows = {
         "reads `~/.ssh`": lambda: open(f"{home}/.ssh/id").read(),
@@ -112,7 +118,8 @@ def probe(home, pid, name, port):
         "writes another program's folder in `~/.cache`": lambda: write(f"{home}/.cache/other/x"),
         "writes the node's home": lambda: write(f"{home}/node/state"),
         "writes in `/tmp`": lambda: write(f"/tmp/{name}"),
-        "runs a program": lambda: subprocess.run(["/bin/true"], check=True),
+        "runs a program of the system": lambda: subprocess.run(["/bin/true"], check=True),
+        "runs a program that it wrote": lambda: runs_a_copy(f"{home}/node/copy"),
         "reads another process's memory": lambda: open(f"/proc/{pid}/mem", "rb"),
         "signals another process": lambda: os.kill(int(pid), 0),
         "reaches another's abstract socket": lambda: reaches(name),

@@ -159,6 +159,21 @@ def pipe(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "away" / "file")
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 def extended(path: Path) -> None:
     """Fields, or bytes, that this version does not know."""
     raw = path.read_bytes()
@@ -171,11 +186,10 @@ def extended(path: Path) -> None:
     path.write_text(json.dumps(tree | more if isinstance(tree, dict) else [tree, more]))
 
 
-DAMAGES = (truncated, flipped, empty, huge, odd, deep, folder, unreadable, pipe, extended)
+DAMAGES = (truncated, flipped, empty, huge, odd, deep, folder, unreadable, pipe, loop, nowhere, device, extended)
 
 
-READ = ("node.key", "contacts.json", USAGE_FILE, PAUSE_FILE, receipt_store.FILE_NAME)
-CASES = [(name, damage) for name in FILES for damage in DAMAGES if damage is not pipe or name in READ]
+CASES = [(name, damage) for name in FILES for damage in DAMAGES]
 
 
 @pytest.mark.parametrize(("name", "damage"), CASES, ids=lambda one: one if isinstance(one, str) else one.__name__)
