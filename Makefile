@@ -28,7 +28,7 @@ help:
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
-	@echo "make release wheel, source, SBOM, provenance, hashes and notes in dist/, the same on each machine; KEY=... signs the tag"
+	@echo "make release all that a static host serves, in dist/: index, site, wheel, source, SBOM, hashes, notes; KEY=... signs"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make site    the pages as a site in build/site, strictly; make docs first"
 	@echo "make bench   measure throughput of the swarm and of the transport"
@@ -87,23 +87,24 @@ proto: setup
 	@$(BIN)/python proto/generate.py
 
 docs: setup
+	@$(BIN)/python deploy/address.py
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python deploy/grafana/board.py
 	@$(BIN)/python deploy/cloud-init/generate.py
 
-# mkdocs-material is in an environment of its own: nothing else needs it.
+# Its builder is in an environment of its own: nothing else needs it.
 site:
-	@test -x build/mkdocs/bin/mkdocs || { $(PYTHON) -m venv build/mkdocs && build/mkdocs/bin/pip install -q --disable-pip-version-check mkdocs-material==9.8.2; }
-	@NO_MKDOCS_2_WARNING=1 build/mkdocs/bin/mkdocs build --strict -q && echo build/site/index.html
+	@test -x build/zensical/bin/zensical || { $(PYTHON) -m venv build/zensical && build/zensical/bin/pip install -q --disable-pip-version-check zensical==0.0.73; }
+	@$(PYTHON) deploy/site.py build/zensical/bin/zensical
 
 # Needs pip alone: nothing is installed.
 wheel:
 	@PIP_CONSTRAINT=constraints.txt $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
-	@! grep -q 'Source = "https://example.org' pyproject.toml || echo "pyproject.toml: Source is a placeholder: links of the README lead nowhere"
+	@! grep -q 'Homepage = "https://example.org' pyproject.toml || echo "pyproject.toml: Homepage is a placeholder: links of the README lead nowhere"
 	@sha256sum dist/*.whl
 
 # In an environment of its own, as the site.
-release:
+release: site
 	@test -x build/release/bin/cyclonedx-py || { $(PYTHON) -m venv build/release && build/release/bin/pip install -q --disable-pip-version-check build==1.6.1 cyclonedx-bom==7.5.0; }
 	@build/release/bin/python deploy/release.py $(KEY)
 

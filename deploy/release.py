@@ -2,13 +2,13 @@
 
 Wheel and source are built twice from the commit's own files, and must be equal byte by byte: whoever builds the commit
 gets the same hashes. Beside them lie SHA256SUMS, the packages that requirements.txt pins as an SBOM (CycloneDX), the
-provenance (in-toto statement, SLSA provenance v1) and the release notes. The tag's message has the hashes, so that one
-signature is for all of it.
+provenance (in-toto statement, SLSA provenance v1) and the release notes; an index for pip and uv, the site and the
+source, so that dist/ is what a static host serves at the project's address (served.py). The key signs SHA256SUMS and
+the tag, whose message has the hashes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def provenance(hashes: Mapping[str, str], source: str, commit: str, lock: str) -
                 "buildType": BUILD_TYPE,
                 "externalParameters": {"source": source},
                 "resolvedDependencies": [
-                    {"uri": f"git+{source}", "digest": {"gitCommit": commit}},
+                    {"uri": source, "digest": {"gitCommit": commit}},
                     {"uri": "requirements.txt", "digest": {"sha256": lock}},
                 ],
             },
@@ -86,14 +87,16 @@ def build(commit: str, out: Path, when: str) -> None:
         run(*words, SOURCE_DATE_EPOCH=when, PIP_CONSTRAINT=pinned)
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def main(key: str) -> None:
     """Fill dist/. `key`: a maintainer's, for the tag; "" for none."""
     if run("git", "status", "--porcelain"):
         raise SystemExit("this checkout has changes that are in no commit: commit or stash them, then make release")
+    from address import SOURCE, address, stale  # beside this file, in each checkout that may be released
+    from served import digest, serve
+
+    if stale():
+        raise SystemExit("pyproject.toml has a new address: make docs writes it into the pages; then commit")
+    where = address()
     version = version_in(ROOT)
     commit = run("git", "rev-parse", "HEAD")
     told = notes((ROOT / "CHANGELOG.md").read_text(), version)
@@ -109,22 +112,27 @@ def main(key: str) -> None:
     hashes = {made.name: digest(made) for made in dist.iterdir()}
     cyclonedx = (sys.executable, "-m", "cyclonedx_py", "requirements", "requirements.txt", "--output-reproducible")
     run(*cyclonedx, "-o", str(dist / SBOM))
-    remote = subprocess.run(
-        ("git", "remote", "get-url", "origin"), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    source = remote.stdout.strip() or "unknown"
-    made_of = provenance(hashes, source, commit, digest(ROOT / "requirements.txt"))
+    made_of = provenance(hashes, f"{where}/{SOURCE}", commit, digest(ROOT / "requirements.txt"))
     (dist / PROVENANCE).write_text(json.dumps(made_of, indent=1) + "\n")
     (dist / NOTES).write_text(told)
-    sums = "".join(f"{digest(made)}  {made.name}\n" for made in sorted(dist.iterdir()))
+    tree = subprocess.run(("git", "archive", commit), cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    serve(dist, tree, where, version, about, int(when))
+    sums = "".join(f"{digest(made)}  {made.name}\n" for made in sorted(dist.iterdir()) if made.is_file())
     (dist / SUMS).write_text(sums)
     sys.stdout.write(sums)
+    sys.stdout.write(f"serve dist/ at {where}\n")
     if not key:
         sys.stdout.write("no tag: say make release KEY=... with the id of a GPG key, or the path of an SSH key\n")
         return
-    form = ("-c", "gpg.format=ssh") if Path(key).is_file() else ()
+    by_ssh = Path(key).is_file()
+    if by_ssh:
+        run("ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "file", str(dist / SUMS))
+    else:
+        run("gpg", "--batch", "--yes", "--armor", "--detach-sign", "-u", key, str(dist / SUMS))
+    form = ("-c", "gpg.format=ssh") if by_ssh else ()
     run("git", *form, "tag", "-s", "-u", key, "-m", f"swarmnode {version}\n\n{sums}", f"v{version}")
-    sys.stdout.write(f"tag v{version} is signed: git push origin v{version}, and publish dist/ with it\n")
+    sys.stdout.write(f"tag v{version} is signed: git push origin v{version}, and serve dist/ with it\n")
 
 
 if __name__ == "__main__":

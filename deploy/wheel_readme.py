@@ -1,14 +1,15 @@
-"""README.md as the wheel's metadata shows it, far from the repository: its links lead there."""
+"""README.md as the wheel's metadata shows it, far from the repository: its links lead to the project's address."""
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"(!?\[[^\]]*\])\((?!https?:|#)([^)]+)\)")
+sys.path.insert(0, str(Path(__file__).parent))
+from address import address, with_links  # type: ignore[import-not-found]  # noqa: E402
 
 
 class CustomMetadataHook(MetadataHookInterface):
@@ -16,8 +17,6 @@ class CustomMetadataHook(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set `readme`."""
-        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        source = metadata["urls"]["Source"].rstrip("/")
-        there = {"!": f"{source}/raw/main/", "[": f"{source}/blob/main/"}
-        absolute = LINK.sub(lambda link: f"{link[1]}({there[link[1][0]]}{link[2]})", text)
-        metadata["readme"] = {"content-type": "text/markdown", "text": absolute}
+        root = Path(self.root)
+        text = with_links((root / "README.md").read_text(encoding="utf-8"), "README.md", address(root))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from address import address  # type: ignore[import-not-found]  # noqa: E402
+from release import version_in  # type: ignore[import-not-found]  # noqa: E402
+
 UNIT = HERE.parent / "systemd" / "swarmnode.service"
 EXAMPLE = HERE.parent / "systemd" / "swarmnode.env"
 
@@ -45,7 +49,7 @@ TEMPLATE = """\
 # Made by deploy/cloud-init/generate.py. A spot instance ({name}) that joins a run at boot.
 #   {launch}
 # {notice}
-# Put your invite in below, and where you keep requirements.txt and the wheel (`make wheel`) with the wheel's SHA-256.
+# Put your invite in below, and for HASH the wheel's SHA-256, which SHA256SUMS beside it has.
 # Who may read this instance's user data can read them.
 package_update: true
 packages: [python3, python3-venv]
@@ -72,8 +76,8 @@ write_files:
 
 runcmd:
   - [python3, -m, venv, /opt/swarmnode]
-  - [/opt/swarmnode/bin/pip, install, --quiet, --require-hashes, -r, "https://ORGANISER/requirements.txt"]
-  - [/opt/swarmnode/bin/pip, install, --quiet, --no-deps, "https://ORGANISER/WHEEL.whl#sha256=HASH"]
+  - [/opt/swarmnode/bin/pip, install, --quiet, --require-hashes, -r, "{address}/requirements.txt"]
+  - [/opt/swarmnode/bin/pip, install, --quiet, --no-deps, "{address}/swarmnode_trainer-{version}-py3-none-any.whl#sha256=HASH"]
   - [systemctl, daemon-reload]
   - [systemctl, enable, --now, swarmnode.service]
 """
@@ -89,6 +93,8 @@ def main(folder: Path) -> None:
     """Write the three."""
     for cloud in CLOUDS:
         filled = TEMPLATE.format(
+            address=address(),
+            version=version_in(HERE.parents[1]),
             name=cloud.name,
             launch=cloud.launch,
             notice=cloud.notice,

@@ -44,7 +44,8 @@ EXPIRES_S = 30 * 86_400.0  # by default, as GitLab's access tokens that gitlab-s
 @click.option(
     "--wheel",
     metavar="URL#sha256=HEX",
-    help="With --out: where joiners get swarmnode; the file then begins with the line that installs it.",
+    help="With --out: where joiners get swarmnode, if not at the project's address; the file then begins with the line "
+    "that installs it.",
 )
 def command(
     run: str,
@@ -95,10 +96,22 @@ def command(
 def _write(out: Path, line: str, wheel: str | None) -> None:
     from swarmnode.atomic_file import atomic_write, write_errors
 
-    install = f"# install: uv tool install 'swarmnode-trainer @ {wheel}'   (or pipx install)\n" if wheel else ""
+    install = _install_line(wheel)
     with write_errors(out):
         atomic_write(out, f"{install}{line}\n".encode(), mode=0o600)
     note(f"{out}: send it, and say: swarmnode join --invite-file {out.name}")
+
+
+def _install_line(wheel: str | None) -> str:
+    """The comment that says how a joiner installs swarmnode; "" where neither a wheel nor an address is known."""
+    from swarmnode import __version__
+    from swarmnode.project_address import install_lines, project_address, with_uv
+
+    where = project_address()
+    if not wheel and not where:
+        return ""
+    line = with_uv(f"'swarmnode-trainer @ {wheel}'") if wheel else install_lines(where, __version__)["uv"]
+    return f"# install: {line}\n"
 
 
 def _own_run(text: str) -> str:

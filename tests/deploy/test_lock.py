@@ -146,7 +146,7 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmnode_methods", "swarmsim"}
     assert "swarmnode = swarmnode.cli:run" in scripts
     assert not LINK.findall(about), "a link of the README that leads nowhere from a wheel"
-    assert PROJECT["project"]["urls"]["Source"] in about
+    assert PROJECT["project"]["urls"]["Homepage"] in about
     made = {
         path.relative_to(ROOT).as_posix()
         for package in ("swarmnode", "swarmnode_methods", "swarmsim")
