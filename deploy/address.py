@@ -72,7 +72,9 @@ def with_links(text: str, page: str, where: str, *, inside: str = "") -> str:
 
 def texts(root: Path = ROOT) -> Iterator[Path]:
     """The files that may write the address out."""
-    listed = subprocess.run(("git", "ls-files"), cwd=root, check=True, capture_output=True, text=True).stdout.split("\n")
+    listed = subprocess.run(("git", "ls-files"), cwd=root, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )
     for name in listed:
         if name in TEXT_FILES or (name.startswith(TEXT_FOLDERS) and name.endswith(TEXT_ENDINGS)):
             yield root / name

@@ -16,7 +16,7 @@ from pathlib import Path
 from address import ROOT, SITE, SOURCE, mailbox, with_links
 
 sys.path.insert(0, str(ROOT))
-from swarmnode.project_address import INDEX, PACKAGE, install_lines, is_placeholder  # noqa: E402
+from swarmnode.project_address import INDEX, PACKAGE, install_lines, is_placeholder
 
 TOP_FILES = ("constraints.txt", "requirements.txt", "requirements-cpu.txt")
 YEAR_S = 365 * 86400
@@ -35,7 +35,8 @@ def digest(path: Path) -> str:
 
 def _page(title: str, body: str) -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<title>{title}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n'
+    head += f"<title>{title}</title><style>{STYLE}</style>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
 def write_simple_index(folder: Path) -> None:
@@ -69,8 +70,8 @@ def write_front_page(folder: Path, where: str, version: str, about: str) -> None
     )
     body = f"""<h1>swarmnode {version}</h1>
 <p>{html.escape(about)}</p>
-<p><a href="{SITE}">Documentation</a> · <a href="{SITE}volunteer/">Give a machine</a> · <a href="{SITE}recipes/">From your
-text to a model that talks</a> · <a href="NOTES.md">What is new</a></p>
+<p><a href="{SITE}">Documentation</a> · <a href="{SITE}volunteer/">Give a machine</a> · <a href="{SITE}recipes/">From
+your text to a model that talks</a> · <a href="NOTES.md">What is new</a></p>
 <h2>Install</h2>
 <p>Python 3.11 or newer on Linux (on Windows: WSL2). With <a href="https://docs.astral.sh/uv/">uv</a>, which takes
 PyTorch for your graphics card, or without one the small one for the processor (0.3 GB to load, 1.3 GB on disk, a minute
@@ -97,8 +98,8 @@ def write_security_contact(folder: Path, where: str, when: int) -> None:
 
 
 def serve(folder: Path, tree: bytes, where: str, version: str, about: str, when: int) -> None:
-    """Make `folder`, which has the release's files, the whole that is served. `tree`: the commit as a tar file; build/site
-    is there. Raises SystemExit without a site."""
+    """Make `folder`, which has the release's files, the whole that is served. `tree`: the commit as a tar file;
+    build/site is there. Raises SystemExit without a site."""
     site = ROOT / "build/site"
     if not (site / "index.html").is_file():
         raise SystemExit("build/site is missing: make site")
@@ -113,4 +114,5 @@ def serve(folder: Path, tree: bytes, where: str, version: str, about: str, when:
     write_security_contact(folder, where, when)
     write_front_page(folder, where, version, about)
     if is_placeholder(where):
-        print(f"pyproject.toml: Homepage is a placeholder, {where}: set yours, make docs, commit, make release")
+        told = f"pyproject.toml: Homepage is a placeholder, {where}: set yours, make docs, commit, make release\n"
+        sys.stdout.write(told)

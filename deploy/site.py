@@ -26,7 +26,9 @@ def write_pages(where: str) -> Path:
         name = f"docs/{page.relative_to(PAGES)}"
         page.write_text(with_links(page.read_text(encoding="utf-8"), name, where, inside="docs/"), encoding="utf-8")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    settings = settings.replace("docs_dir: docs\n", "docs_dir: pages\n").replace("site_dir: build/site", "site_dir: site")
+    settings = settings.replace("docs_dir: docs\n", "docs_dir: pages\n").replace(
+        "site_dir: build/site", "site_dir: site"
+    )
     made = BUILD / "mkdocs.yml"
     made.write_text(f"{settings}site_url: {where}/{SITE}\n", encoding="utf-8")
     return made

@@ -9,7 +9,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
-from address import address, with_links  # type: ignore[import-not-found]  # noqa: E402
+from address import address, with_links  # type: ignore[import-not-found]
 
 
 class CustomMetadataHook(MetadataHookInterface):

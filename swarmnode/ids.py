@@ -10,6 +10,7 @@ import hashlib
 import random
 import struct
 import sys
+from collections.abc import Sequence
 from typing import NewType
 
 PeerId = NewType("PeerId", str)
@@ -99,6 +100,23 @@ def part_of(peer: PeerId) -> int | None:
     if not mark:
         return None
     return int(stage) if stage.isascii() and stage.isdecimal() and len(stage) <= 3 and str(int(stage)) == stage else -1
+
+
+def stage_name(stage: int) -> str:
+    """A stage as people read it, counted from 1. Files, wire, manifests, metrics and JSON count from 0."""
+    return f"stage {stage + 1}"
+
+
+def stages_name(stages: Sequence[int]) -> str:
+    """Stages in ascending order as people read them, counted from 1: "stage 2", "stages 1, 3-5"."""
+    spans: list[list[int]] = []
+    for stage in stages:
+        if spans and spans[-1][1] == stage:
+            spans[-1][1] = stage + 1
+        else:
+            spans.append([stage + 1, stage + 1])
+    told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"stage{'s' if len(stages) != 1 else ''} {told}"
 
 
 def short(peer: PeerId) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import MICROBATCH_ID_BYTES
+from swarmnode.ids import MICROBATCH_ID_BYTES, stage_name
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.ports import WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -21,7 +21,7 @@ def check_way(manifest: Manifest, stage: int, process: wire.Process) -> None:
     if len(process.itinerary) != stages or list(process.itinerary) != list(range(stages)):
         raise RemoteFault(f"an itinerary of {len(process.itinerary)} stages that is not 0 to {stages - 1} in order")
     if process.position != stage:
-        raise RemoteFault(f"microbatch at position {process.position} sent to a replica of stage {stage}")
+        raise RemoteFault(f"microbatch at position {process.position} sent to a replica of {stage_name(stage)}")
     if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
         raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")
 

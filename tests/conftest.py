@@ -51,7 +51,7 @@ FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 NIGHTLY_FILES = {
     *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "learning")),
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment")),
-    *(f"tests/live/test_{name}.py" for name in ("own_data", "people", "resumed_id", "versions", "weekend")),
+    *(f"tests/live/test_{name}.py" for name in ("own_data", "people", "resumed_id", "served", "versions", "weekend")),
     "tests/docs/test_contributing.py",
     "tests/model/test_template_families.py",
 }

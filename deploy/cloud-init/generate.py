@@ -77,7 +77,7 @@ write_files:
 runcmd:
   - [python3, -m, venv, /opt/swarmnode]
   - [/opt/swarmnode/bin/pip, install, --quiet, --require-hashes, -r, "{address}/requirements.txt"]
-  - [/opt/swarmnode/bin/pip, install, --quiet, --no-deps, "{address}/swarmnode_trainer-{version}-py3-none-any.whl#sha256=HASH"]
+  - [/opt/swarmnode/bin/pip, install, --quiet, --no-deps, "{wheel}#sha256=HASH"]
   - [systemctl, daemon-reload]
   - [systemctl, enable, --now, swarmnode.service]
 """
@@ -94,7 +94,7 @@ def main(folder: Path) -> None:
     for cloud in CLOUDS:
         filled = TEMPLATE.format(
             address=address(),
-            version=version_in(HERE.parents[1]),
+            wheel=f"{address()}/swarmnode_trainer-{version_in(HERE.parents[1])}-py3-none-any.whl",
             name=cloud.name,
             launch=cloud.launch,
             notice=cloud.notice,

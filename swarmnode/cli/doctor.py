@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.option.param import home_option
+from swarmnode.ids import stage_name, stages_name
 
 if TYPE_CHECKING:
     from swarmnode.ids import PeerId
@@ -175,7 +176,7 @@ def _fitting(manifest: Manifest, device: str) -> tuple[list[HealthCheck], list[i
     fix = "no stage fits: use a machine with more memory"
     checks = [HealthCheck("stages", bool(stages), memory_text(fits), fix, HardwareFault.exit_code)]
     if manifest.data.names_files:
-        says = "only stage 0 of this run reads a file"
+        says = "only the first stage of this run reads a file"
         checks.append(HealthCheck("data", None, says, "to feed it, give join --data-root with its folder"))
     if manifest.base.index:
         checks.append(HealthCheck("base", None, _base_text(manifest, stages)))
@@ -184,7 +185,7 @@ def _fitting(manifest: Manifest, device: str) -> tuple[list[HealthCheck], list[i
 
 async def _speed(met: _Met, stages: list[int], device: str, found: dict[str, object]) -> HealthCheck:
     """Time the middle one of `stages`, and say in `found` what this machine can bring, as its link allows."""
-    from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, stages_text
+    from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s
 
     stage = stages[len(stages) // 2]
     computed = await asyncio.to_thread(_tokens_per_s, met.manifest, stage, device)
@@ -198,9 +199,9 @@ async def _speed(met: _Met, stages: list[int], device: str, found: dict[str, obj
     if carried < computed:
         bound = f" (its link carries no more; alone the machine could do {about(computed)})"
     speed = min(carried, computed)
-    verdict = f"you can hold stages {stages_text(stages)}, about {about(speed)} tokens/s{bound}"
+    verdict = f"you can hold {stages_name(stages)}, about {about(speed)} tokens/s{bound}"
     found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
-    return HealthCheck("speed", True, f"{computed:,.0f} tokens/s on stage {stage}")
+    return HealthCheck("speed", True, f"{computed:,.0f} tokens/s on {stage_name(stage)}")
 
 
 def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:

@@ -153,7 +153,7 @@ def _news(status: StatusReply) -> str:
 
     if not status.limits.running and status.limits.reason:
         return f"paused: {paused_text(status)}"
-    return f"trains stage {of_stages(status)}" if trains(status) else ""
+    return f"trains {of_stages(status)}" if trains(status) else ""
 
 
 def device_arguments(arguments: Sequence[str], words: Sequence[str], device: str, home: Path, name: str) -> list[str]:
@@ -212,7 +212,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
 @click.argument("words", metavar="INVITE | - | BOOTSTRAP...", nargs=-1)
 @click.option("--run", "run", type=RUN, help="With BOOTSTRAP: run id (64 hex digits), or the path of manifest.signed.")
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
-@click.option("--stage", type=STAGE, help="Stage to serve.  [default: the one that needs it most]")
+@click.option("--stage", type=STAGE, help="Stage to serve, counted from 1.  [default: the one that needs it most]")
 @click.option(
     "--stages-max",
     type=STAGE_COUNT,
@@ -222,7 +222,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--role",
     type=click.Choice([role.value for role in NodeRole]),
     default=NodeRole.ANY.value,
-    help="replica: serve later stages alone, and read no text; any: stage 0 as well, which feeds.",
+    help="replica: serve later stages alone, and read no text; any: the first one as well, which feeds.",
 )
 @NETWORK_OPTIONS
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")

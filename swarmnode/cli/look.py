@@ -21,7 +21,7 @@ from swarmnode.cli.option.param import DURATION, FOLDER, home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.control import client
 from swarmnode.errors import NoDaemon, Unavailable, UsageError, cause_of
-from swarmnode.metrics.event import LEVELS
+from swarmnode.metrics.event import LEVELS, told
 from swarmnode.metrics.events import digits, tail
 from swarmnode.untrusted_text import printable
 
@@ -148,7 +148,11 @@ def _show(text: str, row: dict[str, Any], as_json: bool) -> None:
         click.echo(printable(text, len(text)))
         return
     fields = row.get("fields")
-    said = " ".join(f"{key}={_short(value)}" for key, value in fields.items()) if isinstance(fields, dict) else ""
+    said = (
+        " ".join(f"{key}={_short(told(key, value))}" for key, value in fields.items())
+        if isinstance(fields, dict)
+        else ""
+    )
     said = printable(said, len(said))
     colour = {"warning": "yellow", "error": "red", "debug": "bright_black"}.get(str(row.get("level")))
     no_colour = bool(os.environ.get("NO_COLOR"))

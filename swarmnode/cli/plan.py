@@ -332,8 +332,8 @@ def _table(found: Plan, tokens: float, *, cards: bool) -> None:
     for stage in found.stages:
         part = stage.part
         table.add_row(
-            str(part.stage),
-            f"{part.layers.start}-{part.layers.stop - 1}",
+            str(part.stage + 1),
+            f"{part.layers.start + 1}-{part.layers.stop}",
             f"{part.parameters / 1e6:.1f} M",
             str(stage.replicas),
             f"{stage.flops / 1e12:.2f}",

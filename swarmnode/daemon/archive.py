@@ -23,6 +23,7 @@ from swarmnode.daemon.admission import OWN_PASS_S
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
+from swarmnode.ids import stage_name
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.folder_store import FolderStore, hold, open_store
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
@@ -167,7 +168,7 @@ async def _stage_of(manifest: Manifest, archive: Archive, stage: int, known: Sna
     """The newest copy of `stage`, however the stages were cut then; `known` if it is that. Raises Unavailable without
     a checkpoint, RemoteFault for a stage that does not exist."""
     if stage >= manifest.pipeline.stages:
-        raise RemoteFault(f"stage {stage} asked of a run of {manifest.pipeline.stages}")
+        raise RemoteFault(f"{stage_name(stage)} asked of a run of {manifest.pipeline.stages}")
     entry = max(archive.entries.values(), key=lambda entry: entry.samples, default=None)
     if entry is None:
         raise Unavailable("the archive has no checkpoint yet")

@@ -17,7 +17,7 @@ from swarmnode.daemon.current_settings import manifest_now, settings_now
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.data.corpus import Corpus
 from swarmnode.errors import RemoteFault, Unavailable, UsageError
-from swarmnode.ids import PeerId, RunId, machine_of
+from swarmnode.ids import PeerId, RunId, machine_of, stage_name
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.sensors import local_time
 from swarmnode.machine.stage_fit import StageFit
@@ -60,7 +60,7 @@ def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list
     at_work = {member.stage for member in members if member.state == record_pb2.NODE_STATE_TRAINING}
     empty = [stage for stage in range(stages) if stage not in at_work | {node.stage}]
     asleep = {
-        member.stage: f"{member.stage} sleeps"
+        member.stage: f"{stage_name(member.stage)} sleeps"
         + (f" until {local_time(member.resumes_unix_s - now_unix_s)}" if member.resumes_unix_s > now_unix_s else "")
         for member in sorted(members, key=lambda one: -(one.resumes_unix_s or math.inf))
         if member.state == record_pb2.NODE_STATE_PAUSED and member.stage in empty

@@ -15,6 +15,7 @@ from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, other_set
 from swarmnode.data.index import Index
 from swarmnode.errors import Unavailable
+from swarmnode.ids import stage_name
 from swarmnode.membership.state_line import lost_text
 from swarmnode.metrics.events import Echo
 from swarmnode.transfer.chunk_set import (
@@ -49,10 +50,10 @@ def told_on_terminal(then: Echo) -> Echo:
         elif event in ("clock.wrong", "clock.right"):
             click.echo(fields.get("reason", "this machine's clock is right again"), err=True)
         elif event == "recovery.waiting":
-            click.echo(f"stage {fields.get('stage')} waits: {fields.get('reason')}", err=True)
+            click.echo(f"{_stage(fields)} waits: {fields.get('reason')}", err=True)
         elif event == "recovery.done" and fields.get("method") != "replica":
             click.echo(
-                f"stage {fields.get('stage')} goes on from round {fields.get('round')}, {fields.get('behind')} samples"
+                f"{_stage(fields)} goes on from round {fields.get('round')}, {fields.get('behind')} samples"
                 f" behind the newest known ({fields.get('method')}: {fields.get('reason')}):"
                 f" {lost_text(fields.get('behind'))}",
                 err=True,
@@ -70,6 +71,11 @@ def told_on_terminal(then: Echo) -> Echo:
             click.echo(f"this machine takes the newer state of its stage: {fields.get('reason')}", err=True)
 
     return echo
+
+
+def _stage(fields: Mapping[str, object]) -> str:
+    stage = fields.get("stage")
+    return stage_name(stage) if isinstance(stage, int) else "a stage"
 
 
 def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetPorts[Index] | None:

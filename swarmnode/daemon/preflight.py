@@ -13,6 +13,7 @@ from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, NodeOptions
 from swarmnode.data.base_index import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, UsageError
+from swarmnode.ids import stage_name, stages_name
 from swarmnode.machine.folder_store import is_url, open_store
 from swarmnode.machine.stage_fit import Shortage, StageFit, best_fit, machine_memory, states_of
 from swarmnode.manifest import Manifest
@@ -55,7 +56,7 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     file and no --data-root is given.
     """
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
-        raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
+        raise UsageError(f"--stage {options.stage + 1}: this run has {stages_name(range(manifest.pipeline.stages))}")
     fit = _fit(options, manifest)
     wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
     unread = options.role is NodeRole.REPLICA
@@ -67,13 +68,13 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     if not wanted <= fit.unable:
         if unread:
             raise UsageError(
-                "--role replica: this machine reads no text, and stage 0 feeds: let it serve another stage"
+                "--role replica: this machine reads no text, and the first stage feeds: let it serve another stage"
             )
         raise NotPermitted(f"{_files(manifest)}: give --data-root with its folder, or serve another stage")
     stage, short = _least(fit, wanted)
     raise HardwareFault(
-        f"{'no stage of this run fits' if options.stage is None else f'stage {stage} does not fit'} into memory: stage"
-        f" {stage} {short}"
+        f"{'no stage of this run fits' if options.stage is None else f'{stage_name(stage)} does not fit'} into memory:"
+        f" {stage_name(stage)} {short}"
     )
 
 
@@ -88,14 +89,17 @@ def _least(found: StageFit, wanted: Collection[int]) -> tuple[int, Shortage]:
 
 
 def _files(manifest: Manifest) -> str:
-    return f"stage 0 of this run reads {manifest.data.tokenizer[:100]}, and no folder of this machine is open to it"
+    file = manifest.data.tokenizer[:100]
+    return f"the first stage of this run reads {file}, and no folder of this machine is open to it"
 
 
 def _says(found: StageFit) -> str:
     parts = ["it reads no file of the run (--data-root)"] if found.no_files else []
     if small := found.unable:
         most = max(small, key=lambda stage: (found.needed[stage].device, found.needed[stage].host))
-        parts.append(f"{len(small)} do not fit into memory: stage {most} {found.memory.shortage(found.needed[most])}")
+        parts.append(
+            f"{len(small)} do not fit into memory: {stage_name(most)} {found.memory.shortage(found.needed[most])}"
+        )
     served = len(found.needed) - len(small | {0} if found.no_files else small)
     return f"this machine serves {served} of {len(found.needed)} stages: {'; '.join(parts)}"
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, stage_name, stages_name
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 
 STAGE_REPLICAS_MIN = 2  # with one replica, its death loses the stage
@@ -123,7 +123,7 @@ def thin_stages(replicas: Sequence[int], asleep: Mapping[int, str]) -> list[Alar
     lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]
     reason = f"Training goes on when it wakes, or at once with {_more_people(1)}: newcomers go there by themselves."
     thin = [
-        Alarm("stage_asleep", "warning", f"Stage {stage} sleeps {until}", reason, str(stage))
+        Alarm("stage_asleep", "warning", f"{stage_name(stage).capitalize()} sleeps {until}", reason, str(stage))
         for stage, until in sorted(asleep.items())
     ]
     if empty:
@@ -245,8 +245,7 @@ def text_mix(texts: Sequence[tuple[str, str]]) -> list[Alarm]:
 
 
 def _stages(stages: Sequence[int]) -> str:
-    told = ", ".join(map(str, stages[:6])) + _more(len(stages) - 6)
-    return f"stage {told}" if len(stages) == 1 else f"stages {told}"
+    return stages_name(stages[:6]) + _more(len(stages) - 6)
 
 
 def _nodes(count: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from swarmnode.ids import PeerId, short
 from swarmnode.membership.state_line import lost_text
-from swarmnode.metrics.event import EVENTS
+from swarmnode.metrics.event import EVENTS, told
 from swarmnode.metrics.events import nbytes_text
 
 TEXT_CHARS_MAX = 240
@@ -110,7 +110,7 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
 def _words(fields: Mapping[str, str]) -> Mapping[str, str]:
     """The words that a sentence can name: the event's fields, and words made of them. A missing field is a question
     mark."""
-    words = defaultdict(lambda: "?", {key: _short(value) for key, value in fields.items()})
+    words = defaultdict(lambda: "?", {key: _short(str(told(key, value))) for key, value in fields.items()})
     words["because"] = _because(fields)
     words["who"] = _who(fields)
     words["lost"] = lost_text(fields.get("lost"))

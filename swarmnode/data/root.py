@@ -28,8 +28,8 @@ class DataRoot:
         """
         if self.folder is None:
             raise NotPermitted(
-                f"the run reads {name[:60]!r} on machines of stage 0, and no folder of this one is open to it: give"
-                " --data-root FOLDER, below which the run's files lie, or serve another stage"
+                f"the run reads {name[:60]!r} on machines of the first stage, and no folder of this one is open to it:"
+                " give --data-root FOLDER, below which the run's files lie, or serve another stage"
             )
         if not is_below(name):
             raise NotPermitted(f"{name[:60]!r} is not {PATH}")

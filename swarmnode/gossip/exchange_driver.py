@@ -21,7 +21,7 @@ from swarmnode.gossip.exchange_machine import (
     RoundStopped,
 )
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, packets_s, reply_bytes_max, weight_of
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, stage_name
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
 from swarmnode.membership.swarm import PAUSED, StageContext
 from swarmnode.metrics import name
@@ -188,7 +188,9 @@ class ExchangeDriver:
         Raises RemoteFault for another stage, and Unavailable where the two do not meet."""
         request = call.header.exchange
         if request.stage != self._here.stage:
-            raise RemoteFault(f"exchange for stage {request.stage} sent to a replica of stage {self._here.stage}")
+            raise RemoteFault(
+                f"exchange for {stage_name(request.stage)} sent to a replica of {stage_name(self._here.stage)}"
+            )
         answer = await self._answer(ExchangeInput.CALLED, peer, request.round)
         answer.before_end = lambda: self._receive(peer, call)
         return answer

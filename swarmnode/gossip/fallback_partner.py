@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max
-from swarmnode.ids import PeerId, RunId, seeded, short
+from swarmnode.ids import PeerId, RunId, seeded, short, stage_name
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.membership.liveness import TRIES
@@ -93,7 +93,9 @@ class FallbackPartner:
         for another stage, and Unavailable if there is no packet to give."""
         request = call.header.fallback
         if request.stage != self._here.stage:
-            raise RemoteFault(f"a packet of stage {request.stage} asked of a replica of stage {self._here.stage}")
+            raise RemoteFault(
+                f"a packet of {stage_name(request.stage)} asked of a replica of {stage_name(self._here.stage)}"
+            )
         if peer in self._left_out():  # an unknown replica may ask: perhaps its partner did not know it either
             raise Unavailable(f"{short(peer)} is left out here")
         if request.round > self._round_max():

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, short, stage_name
 from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
@@ -63,7 +63,9 @@ class FinalDeltas:
         Unavailable for a peer that is not met or gave one already, and Busy when enough messages are kept."""
         request = call.header.final_delta
         if request.stage != self._here.stage:
-            raise RemoteFault(f"final delta for stage {request.stage} sent to a replica of stage {self._here.stage}")
+            raise RemoteFault(
+                f"final delta for {stage_name(request.stage)} sent to a replica of {stage_name(self._here.stage)}"
+            )
         if request.codec != (ours := self._here.manifest.gossip.codec):
             raise RemoteFault(f"final delta in codec {request.codec[:16]!r}; this run uses {ours}")
         due = self._next_round()

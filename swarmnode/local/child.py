@@ -76,7 +76,8 @@ def node_command(plan: NodePlan) -> list[str]:
         page = [] if plan.dashboard_port is None else ["--no-archive", "--port", str(plan.dashboard_port)]
         return [*NODE, "coordinator" if page else "bootstrap", str(plan.manifest), *page, *common]
     join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache), *plan.flags]
-    given = {"stage": plan.stage, "checkpoints": plan.checkpoints, "data-root": plan.data_root, "resume": plan.resume}
+    stage = None if plan.stage is None else plan.stage + 1  # as people count
+    given = {"stage": stage, "checkpoints": plan.checkpoints, "data-root": plan.data_root, "resume": plan.resume}
     options = [word for key, value in given.items() if value not in (None, "") for word in (f"--{key}", str(value))]
     return [*NODE, *join, *common, *options, *(["--resume-other"] if plan.resume else [])]
 

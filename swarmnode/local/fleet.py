@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import LocalFault
-from swarmnode.ids import seeded
+from swarmnode.ids import seeded, stage_name
 from swarmnode.local.child import LOOPBACK, STDERR_NAME, Child, NodePlan, node_command, tail
 from swarmnode.local.summary import NodeFacts
 from swarmnode.manifest import Manifest
@@ -137,7 +137,9 @@ class Fleet:
         child = next(child for child in self.nodes if child.name == victim.name)
         child.signal(signal.SIGKILL, told="killed by --kill")
         self.killed += 1
-        self._note(f"kill -9 {child.name} (stage {child.stage}, pid {child.pid})")
+        self._note(
+            f"kill -9 {child.name} ({'no stage' if child.stage is None else stage_name(child.stage)}, pid {child.pid})"
+        )
         return child
 
     async def replace(self, gone: Child) -> None:

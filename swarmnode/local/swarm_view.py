@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swarmnode.daemon.ready_file import page_here
 from swarmnode.dashboard.alarm import more_of
-from swarmnode.ids import PeerId, machine_of, short
+from swarmnode.ids import PeerId, machine_of, short, stage_name, stages_name
 from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
 from swarmnode.machine.sensors import local_time
@@ -99,7 +99,7 @@ def picture(watch: NodeWatch) -> Group:
         peers.add_column(heading, justify="right")
     for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
         peers.add_row(
-            str(peer.stage),
+            str(peer.stage + 1),
             short(PeerId(peer.peer_id)),
             "banned" if peer.banned else state_name(peer.state),
             f"{peer.samples_per_second:,.1f}",
@@ -214,17 +214,17 @@ def sleepers(status: StatusReply) -> dict[int, str]:
 
 
 def headline(status: StatusReply) -> str:
-    """The node's place, and whom the run waits for: "stage 2 of 3; waiting for two more machines", or "stage 0 of 2;
-    stage 1 sleeps until 22:00 with 12D3…abcd"."""
+    """The node's place, and whom the run waits for: "stage 2 of 3; waiting for two more machines", or "stage 1 of 2;
+    stage 2 sleeps until 22:00 with 12D3…abcd"."""
     if not status.state:
         return "looking for the stage that needs this machine most"
     asleep = sleepers(status)
     missing = [stage for stage in empty_stages(status) if stage != status.stage and stage not in asleep]
     state = "" if status.state == NODE_STATE_TRAINING else f", {STATE_WORDS.get(status.state, '')}"
     ours = our_stages(status)
-    place = f"stage {of_stages(status)}" if len(ours) == 1 else f"stages {ours[0]} to {ours[-1]} of {status.stages}"
+    place = of_stages(status) if len(ours) == 1 else f"{stages_name(ours)} of {status.stages}"
     words = f"{place}{state}"
-    words += "".join(f"; stage {stage} sleeps {until}" for stage, until in asleep.items())
+    words += "".join(f"; {stage_name(stage)} sleeps {until}" for stage, until in asleep.items())
     if missing:
         return f"{words}; waiting for {more_of('machine', len(missing))}"
     return f"{words}; every stage has a machine" if not state and not asleep else words
@@ -344,14 +344,14 @@ def render(picture: SessionView, width: int = 160) -> Group:
 
 
 def of_stages(status: StatusReply) -> str:
-    """The stage of a node among those of its run."""
-    return f"{status.stage} of {status.stages}"
+    """The stage of a node among those of its run: "stage 2 of 3"."""
+    return f"{stage_name(status.stage)} of {status.stages}"
 
 
 def cells(node: NodeFacts) -> list[str]:
     """A row of the table."""
     status = node.status
-    stage = "-" if node.stage is None else str(node.stage)
+    stage = "-" if node.stage is None else str(node.stage + 1)
     if status is None:
         return [stage, node.name, "", node.reason or "starting", *[""] * 6]
     return [

@@ -19,7 +19,7 @@ import numpy as np
 from swarmnode.atomic_file import write_errors
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, seeded, short
+from swarmnode.ids import PeerId, RunId, seeded, short, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
@@ -258,7 +258,7 @@ class ArchiveSources:
         except BaseException as failure:
             copy.drop()
             if isinstance(failure, TimeoutError):
-                raise Unavailable(f"stage {stage}: {short(peer)} gave no whole copy in time") from None
+                raise Unavailable(f"{stage_name(stage)}: {short(peer)} gave no whole copy in time") from None
             raise
         given = self.parting.setdefault(stage, {})
         for old in [given.pop(peer, None), *([given.pop(next(iter(given)))] if len(given) >= COPIES_MAX else [])]:
@@ -270,9 +270,9 @@ class ArchiveSources:
     def _leaver(self, swarm: Swarm, peer: PeerId, stage: int) -> Member:
         member = next((one for one in swarm.stages[stage] if one.peer == peer and one.state in LEAVERS), None)
         if member is None:
-            raise RemoteFault(f"goodbye of {short(peer)}, who does not serve stage {stage}")
+            raise RemoteFault(f"goodbye of {short(peer)}, who does not serve {stage_name(stage)}")
         if others := [short(one.peer) for one in swarm.serving(stage) if one.peer != peer]:
-            raise Unavailable(f"stage {stage} is copied from {others[0]}, who stays")
+            raise Unavailable(f"{stage_name(stage)} is copied from {others[0]}, who stays")
         return member
 
     def release(self, copy: SlowCopy) -> None:
@@ -311,7 +311,7 @@ class ArchiveSources:
         empty = [stage for stage in stages if stage not in served and stage not in self.parting]
         if empty:
             kind = Unavailable if served or self.parting else Deserted
-            raise kind(f"stage {empty[0]} has no replica that serves ({len(empty)} of {len(stages)} stages)")
+            raise kind(f"{stage_name(empty[0])} has no replica that serves ({len(empty)} of {len(stages)} stages)")
         return swarm
 
     async def _offers(self, serving: Sequence[Member], stage: int) -> list[SlowCopy]:
@@ -347,7 +347,7 @@ class ArchiveSources:
         more = float(len(copies) <= 1 < len(serving))
         self.alone[stage] = self.alone.get(stage, 0.0) + more if more else 0.0
         if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
-            note = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"
+            note = f"{stage_name(stage)}: {len(copies)} of {len(serving)} replicas gave a copy"
             raise Unavailable("; ".join([note, *reasons[-1:]]), max(later_s, default=0.0))
         if stage in self.parting and max(copy.offer.round for copy in copies) >= self._parting_round(stage):
             for copy in self.parting.pop(stage).values():  # others serve it again, and went on
@@ -362,7 +362,7 @@ class ArchiveSources:
         if len(near) == 1 < len(offered) and self.alone[stage] < ALONE_TRIES:
             self.alone[stage] += 1.0
             rounds = sorted(copy.offer.round for copy in offered)
-            raise Unavailable(f"stage {stage}: its copies are of rounds {rounds}: too far apart to be compared")
+            raise Unavailable(f"{stage_name(stage)}: its copies are of rounds {rounds}: too far apart to be compared")
         return await self._accepted(stage, await self._pull(stage, near), before)
 
     async def _accepted(self, stage: int, copies: list[SlowCopy], before: PreviousWeights | None) -> TakenCopy:
@@ -373,7 +373,7 @@ class ArchiveSources:
             if index != verdict.taken:
                 self.release(copy)
         if verdict.taken is None:
-            raise Unavailable(f"stage {stage}: {verdict.reason}")
+            raise Unavailable(f"{stage_name(stage)}: {verdict.reason}")
         taken = copies[verdict.taken]
         with self._blaming(taken.peer, stage):
             await taken.pull(self._donor(stage), range(len(taken.offer.hashes)))
@@ -401,7 +401,7 @@ class ArchiveSources:
         while left and not any(copy.whole for copy in left):
             await pull(left[0], whole=True)
         if not left:
-            raise Unavailable(f"stage {stage}: none of {len(copies)} replicas gave a whole copy")
+            raise Unavailable(f"{stage_name(stage)}: none of {len(copies)} replicas gave a whole copy")
         return left
 
     def _judge(self, stage: int, copies: Sequence[SlowCopy], before: PreviousWeights | None) -> CopyVerdict:
@@ -437,7 +437,7 @@ class ArchiveSources:
             yield
         except (RemoteFault, Unavailable) as failure:
             self._refuse(peer, stage, failure)
-            raise Unavailable(f"stage {stage}: {short(peer)}: {failure}") from failure
+            raise Unavailable(f"{stage_name(stage)}: {short(peer)}: {failure}") from failure
 
     def _refuse(self, peer: PeerId, stage: int, failure: RemoteFault | Unavailable) -> None:
         lied = isinstance(failure, DonorLied)

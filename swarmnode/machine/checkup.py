@@ -261,17 +261,6 @@ def rate_text(bps: float) -> str:
     return f"{bps / 1e6:,.0f} Mbit/s" if bps >= 10e6 else f"{bps / 1e6:.2g} Mbit/s"
 
 
-def stages_text(stages: Sequence[int]) -> str:
-    """`3-5`, `0, 2-3`."""
-    spans: list[list[int]] = []
-    for stage in stages:
-        if spans and spans[-1][1] == stage - 1:
-            spans[-1][1] = stage
-        else:
-            spans.append([stage, stage])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
 def exit_code(checks: Sequence[HealthCheck]) -> int:
     """The exit code of the worst failure: not permitted, then this machine, then nobody reachable."""
     failed = {check.exit_code for check in checks if check.ok is False and check.exit_code}

@@ -16,6 +16,7 @@ from torch import Tensor
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.butterfly.word import short_digest
 from swarmnode.gossip.outer import Outer, outer
+from swarmnode.ids import stage_name
 from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
@@ -200,7 +201,7 @@ class TorchReplica:
         microbatch is counted."""
         self._short = False
         try:
-            return twice(work, self._relieve, f"stage {self.stage.part.stage}")
+            return twice(work, self._relieve, stage_name(self.stage.part.stage))
         finally:
             self._short = False
             if self.stage.unsettled is None:
@@ -221,8 +222,8 @@ class TorchReplica:
                 break
             self._relieve()
         raise LocalFault(
-            f"memory ran out in a round of stage {self.stage.part.stage}, also without microbatches: free some memory "
-            f"of {self.stage.device}, or serve a smaller stage"
+            f"memory ran out in a round of {stage_name(self.stage.part.stage)}, also without microbatches: free some "
+            f"memory of {self.stage.device}, or serve a smaller stage"
         )
 
     def _relieve(self) -> None:
@@ -439,7 +440,7 @@ class TorchReplica:
         tensors: dict[int, Tensor] = {}
         for one in neighbours:
             tensors[one.stage] = decode_flat(
-                one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}"
+                one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of {stage_name(one.stage)}"
             )
         norms = {one.stage: one.gradient_norm for one in neighbours}
         manifest = self.stage.manifest
@@ -452,7 +453,7 @@ class TorchReplica:
             flat[first : first + count] = self.stage.theta[first : first + count]
         elif count:
             assert ends is not None
-            flat[first : first + count] = decode_flat(ends, count, f"embedding or head of stage {stage}")
+            flat[first : first + count] = decode_flat(ends, count, f"embedding or head of {stage_name(stage)}")
         self.stage.theta.copy_(flat)
         self._begin_anew()
         if self.tied is not None and ends is not None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, stage_name
 from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
 from swarmnode.machine.checkup import DISK_MIN_NBYTES
 from swarmnode.machine.folder_store import FolderStore
@@ -155,7 +155,9 @@ class Archive:
         RemoteFault for another run or stage."""
         stage = call.header.handover.stage
         if call.header.run_id != self.sources.run_id or stage >= len(self._taking):
-            raise RemoteFault(f"handover of stage {stage} of run {call.header.run_id[:8]!r} to another run's archive")
+            raise RemoteFault(
+                f"handover of {stage_name(stage)} of run {call.header.run_id[:8]!r} to another run's archive"
+            )
         nbytes = PACKED_ITEMSIZE["phi"] * self.sources.sizes[stage]["phi"]
         async with self._taking[stage]:
             check_free(self.plan.folder, nbytes + DISK_MIN_NBYTES, "the copy of a stage that is left")

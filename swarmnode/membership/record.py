@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
-from swarmnode.ids import PeerId, RunId, part_of
+from swarmnode.ids import PeerId, RunId, part_of, stage_name
 from swarmnode.membership import swarm
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as access
@@ -118,7 +118,7 @@ def _fault(record: wire.Record) -> str | None:
     if record.state == wire.NODE_STATE_UNSPECIFIED:
         return "no state"
     if part_of(PeerId(record.peer_id)) not in (None, record.stage):
-        return f"stage {record.stage} of another stage's part"
+        return f"{stage_name(record.stage)} of another stage's part"
     progress = record.progress
     if progress.feeders[:] not in ([], [record.peer_id]) or len(progress.samples) != len(progress.feeders):
         return "progress of another feeder"

@@ -23,6 +23,17 @@ def _event(meaning: str, fields: str = "") -> EventKind:
     return EventKind(meaning, tuple(fields.split()))
 
 
+STAGE_FIELDS: Final = frozenset({"stage", "serves", "of_stage", "stage_of_peer", "source", "target", "first"})
+"""Fields that name a stage where they are numbers, from 0."""
+
+
+def told(key: str, value: object) -> object:
+    """The value of a field as people read it: a stage counts from 1. `value` is a number, or a number as text."""
+    if key not in STAGE_FIELDS or isinstance(value, bool) or not str(value).isdecimal():
+        return value
+    return int(str(value)) + 1
+
+
 _OUTER_STEP = (
     "round peer reason fallback delta_norm step_norm apart seconds worked_s samples "
     "between_s between_worked_s sent_bytes samples_total every_steps"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
+from swarmnode.ids import stage_name
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop, ForwardGraph
@@ -318,7 +319,9 @@ class StageReplica:
         assert isinstance(tape, StageTape)
         check_samples(self.part, samples, tape.kept.x)
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        dy = decode_boundary(gradient, self._boundary, shape, f"gradient for stage {self.part.stage}", self.device)
+        dy = decode_boundary(
+            gradient, self._boundary, shape, f"gradient for {stage_name(self.part.stage)}", self.device
+        )
         weight = self._weight_of(tape.kept)
         there = to_device(dy, self.device)
         if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:
@@ -376,7 +379,9 @@ class StageReplica:
         value = float(loss_sum)
         if not math.isfinite(value):
             self.give_up()
-            raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
+            raise LocalFault(
+                f"{stage_name(self.part.stage)}: the loss is {value} on a finite input: theta has diverged"
+            )
         self._sound(gradient)
         wire_gradient = None if gradient is None else self._to_wire(gradient)
         self._over(samples, self._weight_of(kept), accumulate=train and accumulate)
@@ -425,7 +430,9 @@ class StageReplica:
             return StepReport(self.inner_steps, self.gradient_norm, 0.0, samples)
         if not math.isfinite(norm):
             self.grad.zero_()
-            raise LocalFault(f"stage {self.part.stage}: gradient norm {norm} in inner step {self.inner_steps + 1}")
+            raise LocalFault(
+                f"{stage_name(self.part.stage)}: gradient norm {norm} in inner step {self.inner_steps + 1}"
+            )
         rate = learning_rate(self.manifest.inner, samples_total) * (1.0 + BUMP * self.bump_steps / BUMP_STEPS)
         rate *= math.sqrt(max(1.0, samples / batch) * averaged)
         self.bump_steps = max(0, self.bump_steps - 1)
@@ -475,7 +482,7 @@ class StageReplica:
         if gradient is not None and self.backprop.scale != 1.0 and not bool(torch.isfinite(gradient).all()):
             self.give_up()
             self._overflowed()
-            raise Busy(f"stage {self.part.stage}: a gradient left float16's range; it is scaled less from now on")
+            raise Busy(f"{stage_name(self.part.stage)}: a gradient left float16's range; it is scaled less from now on")
 
     def _clip_mean(self, weight: float) -> float:
         """Make `grad` the mean over `weight` samples, in the span and clipped; returns its norm before clipping."""

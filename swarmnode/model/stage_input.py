@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swarmnode.data.sample import IGNORED, counted_targets
 from swarmnode.errors import RemoteFault
+from swarmnode.ids import stage_name
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.boundary_code import CPU, decode_boundary
 from swarmnode.model.documents import Documents
@@ -64,7 +65,7 @@ def read_input(
     which activations need only for a subspace or separated documents, all targets count. Raises RemoteFault for a wrong
     dtype or shape, token ids out of range, NaN or Inf."""
     model = manifest.model
-    what = f"stage {part.stage}"
+    what = stage_name(part.stage)
     end = manifest.data.document_end
     if part.has_embedding:
         ids = _ids(manifest, x, f"input of {what}")
@@ -96,7 +97,7 @@ def read_targets(manifest: Manifest, tokens: WireTensor) -> Tensor:
 def check_samples(part: StageLayers, samples: int, kept: Tensor) -> None:
     """Raises RemoteFault unless `kept` has `samples` samples."""
     if samples != kept.shape[0]:
-        raise RemoteFault(f"stage {part.stage}: {samples} samples announced, {kept.shape[0]} sent")
+        raise RemoteFault(f"{stage_name(part.stage)}: {samples} samples announced, {kept.shape[0]} sent")
 
 
 def _ids(manifest: Manifest, tokens: WireTensor, what: str) -> Tensor:

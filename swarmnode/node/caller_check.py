@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, short, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import check_warrant, mark_of
 from swarmnode.membership.swarm import Member
@@ -134,7 +134,7 @@ class CallerCheck:
         if not at < len(way):
             raise RemoteFault(f"position {at} of an itinerary of {len(way)} stages")
         if not at:
-            raise Unavailable("a microbatch begins at its feeder's own replica of stage 0")
+            raise Unavailable("a microbatch begins at its feeder's own replica of the first stage")
         self._serves(peer, "process", (way[at - 1],))
         if at == 1 and process.feeder != peer:  # as of an older version, whose feeders gave work to others of stage 0
             raise Unavailable(f"microbatch of feeder {process.feeder[-8:]!r} comes from {short(peer)}")
@@ -147,9 +147,9 @@ class CallerCheck:
     def _serves(self, peer: PeerId, method: str, stages: Collection[int]) -> None:
         member = self._member(peer)
         if member is None or member.stage not in stages:
-            where = "no stage" if member is None or member.stage >= self._stages else f"stage {member.stage}"
-            due = " or ".join(map(str, sorted(stages))) or "none"
-            raise Unavailable(f"{method} is for replicas of stage {due}; {short(peer)} has {where}, as is known here")
+            where = "no stage" if member is None or member.stage >= self._stages else stage_name(member.stage)
+            due = " or ".join(map(stage_name, sorted(stages))) or "no stage"
+            raise Unavailable(f"{method} is for replicas of {due}; {short(peer)} has {where}, as is known here")
 
     def _member(self, peer: PeerId) -> Member | None:
         """The newest record of `peer`; None when it has left or the record has expired."""

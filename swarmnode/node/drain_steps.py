@@ -11,7 +11,7 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.final_delta import send_final_delta
-from swarmnode.ids import PeerId, seeded, short
+from swarmnode.ids import PeerId, seeded, short, stage_name
 from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.model.section import PACKED_ITEMSIZE, snapshot_nbytes
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
@@ -127,7 +127,8 @@ def successors(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]
     before = (stage - 1) % len(swarm.stages)
     members = sorted(swarm.serving(before), key=lambda member: (member.queue, member.peer))
     able = [member.peer for member in members if member.peer != me]
-    return able, f"this is the last replica of stage {stage}; {len(able)} nodes of stage {before} may keep its state"
+    reason = f"this is the last replica of {stage_name(stage)}; {len(able)} nodes of {stage_name(before)} may keep it"
+    return able, reason
 
 
 @dataclass(eq=False)
@@ -161,10 +162,10 @@ class StageDrain:
         ]
         if not self._stopping and successors(self.here.swarm(), self.here.stage, self.here.me)[0]:
             due_s = snapshot_nbytes(self.here.replica.sizes_of(self.here.stage)) / DOWNLOAD_RATE
-            undone = f"the state of stage {self.here.stage}"
+            undone = f"the state of {stage_name(self.here.stage)}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
         if self.archives and not self._stopping:
-            undone = f"the run's last model of stage {self.here.stage}"
+            undone = f"the run's last model of {stage_name(self.here.stage)}"
             steps.append(DrainTask(DrainStep.ARCHIVE, self._archive_s, self._give_archives, lambda: undone))
         save_s = min(self.work.seconds, TURN_MAX_S) if report.held else 0.0
         save_s += sum(self.here.replica.sizes_of(self.here.stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S

@@ -14,7 +14,7 @@ from swarmnode import __version__
 from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, machine_of, seeded
+from swarmnode.ids import PeerId, RunId, machine_of, seeded, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
@@ -569,7 +569,9 @@ class Presence:
             if not permit:
                 raise RemoteFault(f"record of {peer}: {reason}")
         if record.HasField("blocks") and record.stage:
-            raise RemoteFault(f"record of {peer}: data blocks at stage {record.stage}; only replicas of stage 0 feed")
+            raise RemoteFault(
+                f"record of {peer}: data blocks at {stage_name(record.stage)}; only replicas of the first stage feed"
+            )
         if not self.peer_table.learn(record, member):
             return None
         if member is not None and not member.fed:

@@ -196,7 +196,9 @@ class RunText:
         goes = self._world.data is not None and others_feed and not here
         try:
             if not self._may_read:
-                raise NotPermitted("this machine reads no text (--role replica, or no --data-root), as stage 0 does")
+                raise NotPermitted(
+                    "this machine reads no text (--role replica, or no --data-root), as the first stage does"
+                )
             async with asyncio.timeout(LOOK_S if goes else None):
                 return await self.open(), ""
         except (TimeoutError, DataError, NotPermitted) as error:

@@ -13,7 +13,7 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import WAIT_MIN_S, Gossip
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S
-from swarmnode.ids import PeerId, seeded
+from swarmnode.ids import PeerId, seeded, stage_name
 from swarmnode.judge import Judge, Trusting, judges
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
@@ -138,7 +138,7 @@ def ready_to_serve(
     if received:
         return True, "received a round"
     if not donors_of(swarm, stage, me):
-        return True, f"nobody else serves stage {stage}"
+        return True, f"nobody else serves {stage_name(stage)}"
     if round_in_s > ROUND_WAIT_MAX_S:
         return True, f"no round comes within {round_in_s:.0f} s"
     if waited_s >= ROUND_WAIT_MAX_S:
@@ -377,7 +377,7 @@ class ServedStage(StageObserver):
         """Take no new work before the move of `transfer`, and finish what is held, in FINISH_S at most; not at all
         while a stage stands empty, where all wait for the mover, nor if that is hopeless."""
         presence = self._context.presence
-        presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {transfer.stage}")
+        presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to {stage_name(transfer.stage)}")
         self.held_work.refuse("this node is leaving")
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):

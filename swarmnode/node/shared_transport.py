@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarmnode.errors import PeerTimeout, Refused, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, machine_of, part_id, part_of, short
+from swarmnode.ids import PeerId, machine_of, part_id, part_of, short, stage_name
 from swarmnode.ports import Admit, Answer, Call, Handler, Transport
 from swarmnode.wire import call_pb2 as wire
 
@@ -54,7 +54,7 @@ class SharedTransport:
         """Raises Unavailable where this machine is no such member."""
         served = self._served.get(method, {}).get(part)
         if served is None:
-            what = f"part for stage {part - 1}" if part else "node"
+            what = f"part for {stage_name(part - 1)}" if part else "node"
             raise Unavailable(f"this machine has no {what} that answers {method}")
         return served
 

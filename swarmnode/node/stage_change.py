@@ -13,7 +13,7 @@ from functools import partial
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import AGAIN_S, PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
@@ -240,7 +240,7 @@ class StageRebalancer:
         here = presence.peer_table.swarm().settled(move.source)
         at_work = presence.run_progress.clock.history.at_work
         workers = sum(member.peer in at_work for member in here)
-        return workers > 0, f"{workers} other replicas of stage {move.source} were seen at work"
+        return workers > 0, f"{workers} other replicas of {stage_name(move.source)} were seen at work"
 
     def _swarm(self) -> Swarm:
         """The members that stay, with speeds bounded to what can be believed."""
@@ -272,7 +272,7 @@ class StageRebalancer:
         own = max(self._speed(), 1e-9)
         rate = (presence.progress.total - total) / max(seconds, 1e-9)
         if seconds >= HEARD_PERIODS * self._announce_s and rate < LIMITING_SHARE * move.before:
-            return False, f"the run does {rate:.3g} samples/s, and stage {move.target} could do {move.before:.3g}"
+            return False, f"the run does {rate:.3g} samples/s, and {stage_name(move.target)} could do {move.before:.3g}"
         if not self._saw_enough():
             good, why = still_good(evened(self._swarm(), move.source), self._costs, move, self._rules)
             return good, f"too little was trained since to compare; were its fastest as fast as the next, {why}"
@@ -336,7 +336,7 @@ class StageRebalancer:
         better to stay."""
         # One that leaves gives its state to a replica of the stage before, perhaps this one, and then says goodbye.
         leaves = any(m.state == DRAINING for m in self._presence.peer_table.swarm().resting(move.target))
-        _expect(not leaves, f"the last replica of stage {move.target} leaves, and is handing it on")
+        _expect(not leaves, f"the last replica of {stage_name(move.target)} leaves, and is handing it on")
         _expect(*await self._replaced(move.source))
         _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
         return StageTransfer(move.target, reason, move.speed, None, idle)
@@ -364,7 +364,7 @@ class StageRebalancer:
         answering = await self._context.pinger.answering(mates[:SAMPLE])
         return bool(
             answering
-        ), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(answering)} of them answer"
+        ), f"of the others of {stage_name(stage)} {len(mates)} mean to stay, and {len(answering)} of them answer"
 
     async def _after_a_round(self) -> None:
         """Wait for the end of a round expected within ROUND_WAIT_MAX_S, so that this node's update reaches the others.
@@ -439,7 +439,7 @@ class IdleStages:
         if not swarm.serving(target) or len(swarm.settled(own)) < 2:
             return None
         speed = presence.status.samples_per_second
-        reason = f"nobody works at stage {target}, though {swarm.sizes[target]} replicas announce themselves"
+        reason = f"nobody works at {stage_name(target)}, though {swarm.sizes[target]} replicas announce themselves"
         return StageMove(presence.me, own, target, 0.0, speed, speed), reason
 
     def _unfed(self, stage: int) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, stage_name
 from swarmnode.membership.liveness import LOOK_SHARE, LOST_PERIODS
 from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.state_line import StateLine, WorkWatch, judge_return, yields
@@ -88,8 +88,8 @@ class StageReturn:
         done = self._gossip.done
         why = "slept" if self._watch.slept else "lagged"
         return frozenset(), (
-            f"others of stage {self._stage} are in round {newest}, this replica, which {why}, in {done}: it takes their"
-            " state"
+            f"others of {stage_name(self._stage)} are in round {newest}, this replica, which {why}, in {done}: it takes"
+            " their state"
         )
 
     def _rounds_apart(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarmnode.errors import DiskFull, HardwareFault, NotPermitted, SwarmnodeError, Unreachable, UsageError
+from swarmnode.ids import stages_name
 from swarmnode.metrics.events import Echo, nbytes_text
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import record_pb2
@@ -144,12 +145,12 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("round", "it waits for its first round with the others of its stage", "wait: it serves after that round"),
     Cause(
         "stage",
-        "nothing can be trained until a machine serves stage {stages}",
+        "nothing can be trained until a machine serves {stages}",
         "invite one machine more, or wait for one",
     ),
     Cause(
         "asleep",
-        "stage {stages}",
+        "{stages}",
         "wait, or join with one machine more: it would take that stage",
     ),
     Cause(
@@ -160,7 +161,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         lasts_s=30.0,
         stops=False,
     ),
-    Cause("work", "it is ready, and no work passes through it now", "wait: the machines of stage 0 send it"),
+    Cause("work", "it is ready, and no work passes through it now", "wait: the machines of the first stage send it"),
     Cause(
         "line",
         "its line or its speed is too thin for each round: it takes part in one of {stride} ({reason})",
@@ -221,7 +222,7 @@ PRIVATE: Final = ("disk", "no text here")  # their reasons may name folders of t
 @dataclass(frozen=True, slots=True)
 class Place:
     """A node's view of itself and the swarm: the `empty` stages, without anybody at work; those that sleep, each with
-    its words ("1 sleeps until 22:00"); and the tokens that pass through this machine a second."""
+    its words ("stage 2 sleeps until 22:00"); and the tokens that pass through this machine a second."""
 
     state: record_pb2.NodeState
     empty: Sequence[int] = ()
@@ -299,7 +300,7 @@ class Waits:
         }
         idle = training and not place.tokens_per_second
         stands["work"] = idle and not any(stands.values()) and not self._known("text")
-        words = {"stage": ", ".join(map(str, empty)), "asleep": ", ".join(place.asleep.values())}
+        words = {"stage": stages_name(empty), "asleep": ", ".join(place.asleep.values())}
         for name, holds in stands.items():
             if holds:
                 self._begin(BY_NAME[name], {"stages": words.get(name, "")})

@@ -13,7 +13,7 @@ from functools import partial
 from swarmnode.data.sample import counted_targets
 from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
-from swarmnode.ids import PeerId, RunId, machine_of, part_id, short
+from swarmnode.ids import PeerId, RunId, machine_of, part_id, short, stage_name
 from swarmnode.judge import TensorFingerprints
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
@@ -256,7 +256,7 @@ class NextHop:
             peer, choice = await self._choose(stage, process.samples, without, deadline)
             asked_at = loop.time()
             if peer is None:
-                reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
+                reason = f"{stage_name(stage)}: {choice}" + (f"; last: {reason}" if tried else "")
                 tried.clear()
                 await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked_at)))))
                 no_room_s += loop.time() - asked_at
@@ -284,7 +284,7 @@ class NextHop:
             if (usual := self._usual.get(stage)) and deadline - loop.time() < usual.value:
                 break  # the feeder starts anew: work until the deadline would be wasted
             self._telemetry.count(name.MICROBATCHES, outcome="retried")
-        raise MicrobatchLost(f"no route to stage {stage} in time: {reason}")
+        raise MicrobatchLost(f"no route to {stage_name(stage)} in time: {reason}")
 
     def _pick(self, stage: int, samples: int, tried: Collection[PeerId]) -> tuple[PeerId | None, str]:
         """The router's choice for `stage`, of the replicas that begin a span there as long as one of them can take it:

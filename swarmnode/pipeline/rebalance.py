@@ -14,7 +14,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from swarmnode.ids import PeerId, seeded, short
+from swarmnode.ids import PeerId, seeded, short, stage_name
 from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.swarm import COMING, JOINING, PAUSED, SERVING, Member, Swarm
 
@@ -173,16 +173,19 @@ def choose_stage(
         # Costlier stages first: they will need more than one replica.
         dearest = max(costs[stage] for stage in empty)
         stage = rng.choice([stage for stage in empty if costs[stage] == dearest])
-        return stage, f"stage {stage} has no replica"
+        return stage, f"{stage_name(stage)} has no replica"
     thin = _thin(replicas, rules.min_keep, able)
     if thin:
         stage = rng.choice(thin)
-        return stage, f"stage {stage} has {replicas[stage]} of the {rules.min_keep} replicas that each should have"
+        return (
+            stage,
+            f"{stage_name(stage)} has {replicas[stage]} of the {rules.min_keep} replicas that each should have",
+        )
     least = min(capacity[stage] for stage in able)
     needy = [stage for stage in able if capacity[stage] <= least * rules.ratio]
     fewest = min(replicas[stage] for stage in needy)
     stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
-    return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
+    return stage, f"{stage_name(stage)} is the slowest: samples/s by stage {_listing(capacity)}"
 
 
 def reserved_stage(
@@ -201,7 +204,7 @@ def reserved_stage(
     for member in turns:
         taken = Swarm.of(members.values(), stages)
         stage = member.stage
-        reason = f"stage {member.stage} is reserved, and has nobody else"
+        reason = f"{stage_name(member.stage)} is reserved, and has nobody else"
         if load(taken, costs).replicas[stage]:
             rng = seeded(seed, "stage", member.peer)
             own = unable if member.peer == me else member.unable
@@ -273,7 +276,7 @@ def plan_move(
     good = best.after * (NEARLY_SAFE if need.urgent else 1.0 - rules.gain_min / 4.0)
     if own is not None and own.after >= good:
         best = own
-    reason = f"stage {target} {need.what} (samples/s by stage {listing}); "
+    reason = f"{stage_name(target)} {need.what} (samples/s by stage {listing}); "
     return best, reason + f"with {short(best.peer)} it would have {before + best.speed:.3g}"
 
 
@@ -348,14 +351,17 @@ def still_good(swarm: Swarm, costs: Sequence[float], move: StageMove, rules: Reb
     """Whether `move`, planned some time ago, still helps; asked again once the state has arrived."""
     now = load(swarm, costs, without=move.peer)
     if now.replicas[move.source] < rules.min_keep:
-        return False, f"stage {move.source} would keep {now.replicas[move.source]} replicas; at least {rules.min_keep}"
+        return (
+            False,
+            f"{stage_name(move.source)} would keep {now.replicas[move.source]} replicas; at least {rules.min_keep}",
+        )
     if move.safety:
         count = now.replicas[move.target]
-        return count < rules.min_keep, f"stage {move.target} has {count} replicas without it"
+        return count < rules.min_keep, f"{stage_name(move.target)} has {count} replicas without it"
     own = move.speed * costs[move.target] / costs[move.source]
     before = min(now.capacity[move.target], now.sure[move.source] + own)
     after = min(now.capacity[move.target] + move.speed, now.sure[move.source])
-    listing = f"stages {move.source} and {move.target} without it have {now.sure[move.source]:.3g} and"
+    listing = f"{stage_name(move.source)} and {stage_name(move.target)} without it have {now.sure[move.source]:.3g} and"
     listing += f" {now.capacity[move.target]:.3g} samples/s, it brings {move.speed:.3g}"
     return after >= (1.0 + rules.gain_min / 2.0) * before, listing
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from swarmnode.ids import PeerId, machine_of
+from swarmnode.ids import PeerId, machine_of, stage_name
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.pipeline.rebalance import RebalanceRules, load
 
@@ -82,7 +82,7 @@ def move_block(
         return None, "every other block would leave a stage with too few replicas"
     least = min(now.capacity)
     if empty:
-        return best[1], f"nobody serves stage {empty[0]}"
+        return best[1], f"nobody serves {stage_name(empty[0])}"
     if best[0] < rules.ratio * max(least, 1e-9):
         return None, f"the slowest stage would do {best[0]:.3g} samples/s instead of {least:.3g}"
     return best[1], f"the slowest stage does {best[0]:.3g} samples/s then, not {least:.3g}"

@@ -21,6 +21,7 @@ from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.gossip.round import EXCHANGES_PER_ROUND, NARROWING, PLANNED, round_share
 from swarmnode.gossip_rules import codecs
+from swarmnode.ids import stage_name
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
@@ -387,8 +388,8 @@ def _binding(manifest: Manifest, rates: Sequence[_StageRates], flow: PipelineFlo
     computed = [one.computed for one in rates]
     carried = [one.carried for one in rates]
     binding = min(
-        _Binding(min(computed), "arithmetic", f"the arithmetic of stage {computed.index(min(computed))}"),
-        _Binding(min(carried), "uplink", f"the upward lines of stage {carried.index(min(carried))}"),
+        _Binding(min(computed), "arithmetic", f"the arithmetic of {stage_name(computed.index(min(computed)))}"),
+        _Binding(min(carried), "uplink", f"the upward lines of {stage_name(carried.index(min(carried)))}"),
         _Binding(flow.samples_per_s, "in flight", "the samples in flight, that wait for lines and machines"),
         key=lambda one: one.samples_per_s,
     )
@@ -408,7 +409,7 @@ def _with_exchange(manifest: Manifest, rates: Sequence[_StageRates], flow: Pipel
     slowest_s = max(exchanges_s)
     samples_per_s = step / (samples_s + slowest_s)
     if slowest_s > samples_s:
-        return _Binding(samples_per_s, "uplink", f"the upward lines of stage {exchanges_s.index(slowest_s)}")
+        return _Binding(samples_per_s, "uplink", f"the upward lines of {stage_name(exchanges_s.index(slowest_s))}")
     return binding._replace(samples_per_s=samples_per_s)
 
 

@@ -19,6 +19,7 @@ from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.gossip.round import ALONE_SHARE
 from swarmnode.gossip_rules import codecs
+from swarmnode.ids import stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.gossip_compat import averages_gradients
@@ -142,7 +143,7 @@ def search(
         bare = next(stage.part.stage for stage in own.plan.stages if not stage.replicas)
         short = tightest(manifest, fleet)
         own = None
-        own_fault = short[1] if short else f"no machine is left for stage {bare}"
+        own_fault = short[1] if short else f"no machine is left for {stage_name(bare)}"
     _check_ranks(manifest, ranks)
     candidates = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):

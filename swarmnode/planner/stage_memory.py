@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from swarmnode.ids import stage_name
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU, TAPES
@@ -99,5 +100,5 @@ def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str
             least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
             lacking = least.needed - least.free.nbytes
             if worst is None or lacking > worst[0]:
-                worst = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
+                worst = lacking, f"{stage_name(stage)} fits no machine of the fleet: it {least}"
     return worst

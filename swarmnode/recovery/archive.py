@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from swarmnode.errors import DataError, Unavailable
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, short, stage_name
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmnode.transfer.state_slices import APART_MAX
 
@@ -185,7 +185,7 @@ def together_within(rounds: Sequence[int], stride: int, apart_max: int) -> tuple
     if most - least <= apart_max * max(1, stride):
         return True, ""
     late = [stage for stage, round_index in enumerate(rounds) if round_index == least]
-    return False, f"stage {late[0]} is at round {least} where others are at {most}: it catches up first"
+    return False, f"{stage_name(late[0])} is at round {least} where others are at {most}: it catches up first"
 
 
 @dataclass(frozen=True, slots=True)

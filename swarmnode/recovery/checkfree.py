@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import RemoteFault
+from swarmnode.ids import stage_name
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.split import HEAD, TABLE, StageLayers, parameter_shapes
 
@@ -105,7 +106,7 @@ def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:
 
 def _named(model: ModelSpec, part: StageLayers, flat: Tensor) -> dict[str, Tensor]:
     if flat.shape != (part.parameters,):
-        raise RemoteFault(f"{flat.numel()} weights of stage {part.stage}; {part.parameters} belong there")
+        raise RemoteFault(f"{flat.numel()} weights of {stage_name(part.stage)}; {part.parameters} belong there")
     shapes = parameter_shapes(model, part)
     pieces = torch.split(flat, [math.prod(shape) for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}

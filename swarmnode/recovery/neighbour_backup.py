@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, digest64, rank, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short, stage_name
 from swarmnode.manifest import RecoverySpec
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.progress import Progress
@@ -70,9 +70,9 @@ def renewal(
     if round_now == 0:
         return False, "the run has not finished a round"
     if not keeps(swarm, stage, run_id, spec.keepers, me, works):
-        return False, f"others keep stage {stage}"
+        return False, f"others keep {stage_name(stage)}"
     if not any(member.peer != me for member in swarm.serving(stage)):
-        return False, f"nobody serves stage {stage}"
+        return False, f"nobody serves {stage_name(stage)}"
     return True, f"it is kept here and by {spec.keepers - 1} more"
 
 
@@ -142,13 +142,13 @@ class NeighbourBackup:
         """
         request = call.header.handover
         if request.stage != self.stage:
-            raise RemoteFault(f"handover of stage {request.stage}; stage {self.stage} is kept here")
+            raise RemoteFault(f"handover of {stage_name(request.stage)}; {stage_name(self.stage)} is kept here")
         if self._cut != WHOLE or self._alone:
-            raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
+            raise Unavailable(f"of {stage_name(self.stage)} is kept {self._reason}")
         swarm = self._here.swarm()
         giver = next((m for m in swarm.stages[self.stage] if m.peer == peer and m.state in GIVING), None)
         if giver is None:
-            raise RemoteFault(f"handover by {short(peer)}, who does not serve stage {self.stage}")
+            raise RemoteFault(f"handover by {short(peer)}, who does not serve {stage_name(self.stage)}")
         # A last stage keeps the first one, and knows its replicas by their records only.
         if self.stage and peer not in self._membership.run_progress.clock.history.at_work:
             raise RemoteFault(f"handover by {short(peer)}, who was never seen at work")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from swarmnode.ids import PeerId, RunId, digest64, rank, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short, stage_name
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.liveness import LOST_PERIODS, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import Member, Swarm
@@ -126,20 +126,20 @@ def _living(view: RecoveryView) -> Choice | None:
     """A replica that serves, or a wait for one that may serve soon."""
     stage = view.stage
     if view.donors and RecoverySource.REPLICA not in view.failed:
-        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {stage} are alive"
+        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of {stage_name(stage)} are alive"
     if view.unsure and view.waited_s < RETURN_WAIT_S:
-        silent = f"{view.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago"
+        silent = f"{view.unsure} replicas of {stage_name(stage)} do not answer, but were heard of a moment ago"
         return RecoverySource.WAIT, silent
     if view.builder is not None:
-        return RecoverySource.WAIT, f"{short(view.builder)} brings stage {stage} back"
+        return RecoverySource.WAIT, f"{short(view.builder)} brings {stage_name(stage)} back"
     if not view.settled:
-        return RecoverySource.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
+        return RecoverySource.WAIT, f"no replica of {stage_name(stage)} answers; others may be about to bring it back"
     return None
 
 
 def _lost(view: RecoveryView, spec: RecoverySpec) -> Choice:
     """No replica serves: a copy that somebody keeps, a node that returns, the base model, neighbours, or the seed."""
-    lost = f"no replica of stage {view.stage} answers"
+    lost = f"no replica of {stage_name(view.stage)} answers"
     if view.round_now == 0 and view.disk_round is None and not view.kept:
         return _begun(view, f"{lost}, and the run has not finished a round")
     source, why = _snapshot(view, spec.snapshot_rounds_max)
@@ -158,8 +158,8 @@ def _elsewhere(view: RecoveryView, lost: str) -> Choice | None:
         return RecoverySource.WAIT, f"{lost}; {view.asleep} has it, and could not give it"
     if view.returning and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, (
-            f"the run has trained {view.samples_total} samples, and the state of stage {view.stage} left with its last"
-            f" node: waiting for that node, or for an archive, {RETURN_WAIT_S:.0f} s at most"
+            f"the run has trained {view.samples_total} samples, and the state of {stage_name(view.stage)} left with its"
+            f" last node: waiting for that node, or for an archive, {RETURN_WAIT_S:.0f} s at most"
         )
     if view.has_base and RecoverySource.BASE not in view.failed:
         return _begun(view, lost)
@@ -193,12 +193,12 @@ def _go_on(view: RecoveryView) -> Choice:
     """The source of a replica that comes back from a pause with a state: replicas that served meanwhile, else the
     newest of its own and what is kept."""
     if view.donors and RecoverySource.REPLICA not in view.failed:
-        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {view.stage} are alive"
+        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of {stage_name(view.stage)} are alive"
     if view.unsure and view.waited_s < RETURN_WAIT_S:
-        return RecoverySource.WAIT, f"{view.unsure} replicas of stage {view.stage} do not answer"
+        return RecoverySource.WAIT, f"{view.unsure} replicas of {stage_name(view.stage)} do not answer"
     source, why = _snapshot(view, sys.maxsize)
     assert source is not None, "its own state is one"
-    return source, f"no replica of stage {view.stage} answers; {why}"
+    return source, f"no replica of {stage_name(view.stage)} answers; {why}"
 
 
 def _begun(view: RecoveryView, why: str) -> Choice:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from swarmnode.bounds import STAGES_MAX
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, stage_name
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import LOOK_SHARE, SAMPLE, SOON_SHARE, TRIES, Pinger
@@ -180,7 +180,7 @@ class StateRestorer:
         stage = wired - STAGES_MAX
         run = partial(self.compute.run, Priority.OUTER, 0)
         if (piece := self.saved.recut([stage])) is None:
-            raise Unavailable(f"no stage {stage} of the cut before is saved here")
+            raise Unavailable(f"no {stage_name(stage)} of the cut before is saved here")
         if known is not None and known.round_index == piece.checkpoint.round:
             return known
         replica = await run(partial(self.make, earlier, stage))
@@ -521,7 +521,7 @@ class _Restoration:
         state, offer = await self._download(self._client(view.stage, cut=SLOW), lambda: archives)
         age = view.round_now - offer.round
         if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
-            raise Unavailable(f"the archive's copy of stage {view.stage} is {age} rounds old")
+            raise Unavailable(f"the archive's copy of {stage_name(view.stage)} is {age} rounds old")
         zeros = {
             name: memoryview(bytes(PACKED_ITEMSIZE[name] * sizes[name]))
             for name in outer_sections(sizes)
@@ -555,7 +555,7 @@ class _Restoration:
         if own is not None and own.checkpoint.round >= max((offer.round for _, offer in offers), default=0):
             return
         if not offers:
-            raise Unavailable(f"stage {stage} of the cut before is saved at no member that is here yet")
+            raise Unavailable(f"{stage_name(stage)} of the cut before is saved at no member that is here yet")
         keepers = [peer for peer, _ in offers]
         check = self._check(wired, keepers=lambda: keepers)
         replica = await run(partial(here.make, before, stage))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.concurrency import forever
 from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, stage_name
 from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
@@ -375,9 +375,11 @@ class SnapshotDonor:
         """The snapshot of another stage. Raises RemoteFault when this node keeps none, Unavailable for one too old."""
         snapshot = self._other(stage)
         if snapshot is None:
-            raise RemoteFault(f"snapshot of stage {stage} asked of a replica of stage {self._stage}")
+            raise RemoteFault(f"snapshot of {stage_name(stage)} asked of a replica of {stage_name(self._stage)}")
         if snapshot.round_index < round_min:
-            raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
+            raise Unavailable(
+                f"round {snapshot.round_index} of {stage_name(stage)} is kept here; {round_min} was asked for"
+            )
         kept = self._others.get(stage)
         if kept is None or kept.snapshot is not snapshot:
             kept = self._others[stage] = _KeptSnapshot(snapshot, _now_s(), 0.0, _now_s())
@@ -517,7 +519,9 @@ class StageDonor:
             return await self.joiners.offer(peer, call)
         request = call.header.snapshot
         if request.stage != self.stage or StateSlice.of(request) != SLOW or not request.nobody_waits:
-            raise RemoteFault(f"an archive may copy the slow weights of stage {self.stage} here, and nothing else")
+            raise RemoteFault(
+                f"an archive may copy the slow weights of {stage_name(self.stage)} here, and nothing else"
+            )
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:
             raise Busy("an archive has copied this replica a moment ago", self._next_s - now_s)

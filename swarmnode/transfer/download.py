@@ -19,7 +19,7 @@ from functools import partial
 
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, digest64, rank, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short, stage_name
 from swarmnode.large_buffer import large_buffer
 from swarmnode.membership.liveness import patiently
 from swarmnode.metrics import name
@@ -338,7 +338,7 @@ class _Download:
             fruitless = 0 if self._fruitful(self.given.total() - before) and not lied else fruitless + 1
             if fruitless < limits.attempts_max:
                 await asyncio.sleep(self.client.pause_s(fruitless))
-        raise Unavailable(f"no state for stage {self.stage} after {pulls} attempts; the last: {self.reason}")
+        raise Unavailable(f"no state for {stage_name(self.stage)} after {pulls} attempts; the last: {self.reason}")
 
     def _fruitful(self, chunks: int) -> bool:
         return chunks >= self.limits.fruitful * len(self.offer.hashes) > 0

@@ -23,7 +23,7 @@ from collections import deque
 from functools import partial
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, short, stage_name
 from swarmnode.microbatch_shape import check_activations, check_inputs, check_samples
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
 from swarmnode.token_bucket import PeerBudget
@@ -110,12 +110,12 @@ class Accusations:
         stated = charge.statement
         samples = charge.samples
         if stated.run_id != self._auditor.run_id or not 0 < stated.stage < manifest.pipeline.stages:
-            raise RemoteFault(f"accusation of a replica of stage {stated.stage} in another run or of none")
+            raise RemoteFault(f"accusation of a replica of {stage_name(stated.stage)} in another run or of none")
         if stated.server == self._auditor.me:
             raise RemoteFault("accusation of this replica itself")
         last = stated.stage == manifest.pipeline.stages - 1
         if len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
-            raise RemoteFault(f"accusation of a replica of stage {stated.stage} with {len(call.tensors)} tensors")
+            raise RemoteFault(f"accusation of a replica of {stage_name(stated.stage)} with {len(call.tensors)} tensors")
         check_samples(manifest, samples, charge.boundary_digest, self._auditor.witnesses.boundary_digest)
         x, tokens = check_inputs(manifest, samples, call.tensors[:2])
         for tensor, of in zip(call.tensors[2:], ("gradient", "activations", "gradient"), strict=False):
@@ -161,7 +161,7 @@ class Accusations:
         for peer in witnesses.others(stated.stage, claim.server):
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may do it
                 return await witnesses.recomputed(peer, claim, shown)
-        raise Unavailable(f"no other replica of stage {stated.stage} recomputes the hop")
+        raise Unavailable(f"no other replica of {stage_name(stated.stage)} recomputes the hop")
 
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
+from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
 from swarmnode.metrics import name
@@ -104,7 +104,7 @@ class RecomputeService:
         """Handler of method "recompute". Raises RemoteFault for a malformed request, Busy for one too many."""
         request = call.header.recompute
         if request.stage != self.stage:
-            raise RemoteFault(f"hop of stage {request.stage} sent to a replica of stage {self.stage}")
+            raise RemoteFault(f"hop of {stage_name(request.stage)} sent to a replica of {stage_name(self.stage)}")
         check_samples(self.manifest, request.samples, request.boundary_digest, self.boundary_digest)
         if self.stage == 0:
             return await self._fed(peer, request, call)

@@ -86,6 +86,7 @@ MISTAKES = [
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--listen", "/ip4/1.2.3/tcp/0"], 2, "'1.2.3' is not an ip4 address"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
+    (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "0"], 2, "stages count from 1"),
     (["bootstrap"], 2, "RUN"),
     (["export", ".", "--out", "model"], 2, "no saved stage"),
     (["status", "--home", "here"], 69, "no daemon at here"),

@@ -91,7 +91,7 @@ async def test_a_session_trains_sums_up_and_leaves_nothing(tmp_path: pathlib.Pat
     assert max(left[0], left[2]) < min(asked[1], asked[3])  # feeders first, while the next stage still serves
     assert max(left) < int((tmp_path / "bootstrap" / "asked").read_text())
     stages = [json.loads((tmp_path / f"node-{index:02d}" / "argv.json").read_text()) for index in range(4)]
-    assert [argv[argv.index("--stage") + 1] for argv in stages] == ["0", "1", "0", "1"]
+    assert [argv[argv.index("--stage") + 1] for argv in stages] == ["1", "2", "1", "2"]
     assert all(argv[1].endswith("/p2p/12D3KooWbootstrapAAAAAAAAAAAA") for argv in stages)
 
 

@@ -142,7 +142,7 @@ def main(folder: Path) -> None:
     signed = str(run / "manifest.signed")
     cache = str(folder / "cache")
     join = ["join", address, "--run", signed, "--cache", cache, "--listen", f"/ip4/0.0.0.0/{protocol}/4001", "--stage"]
-    processes += [start(name, folder, *join, stage) for name, stage in (("alice", "0"), ("bob", "1"), ("carol", "1"))]
+    processes += [start(name, folder, *join, stage) for name, stage in (("alice", "1"), ("bob", "2"), ("carol", "2"))]
     names = ["alice", "bob", "carol"]
     found = {
         name: wait(lambda name=name: said(folder / name, "node.reach"), f"{name}'s reach", folder) for name in names

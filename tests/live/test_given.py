@@ -72,7 +72,7 @@ class MaskedRun:
         for number, stage in enumerate(STAGES):
             place = self.folder / f"machine-{number}"
             own = NodePlan(f"machine-{number}", place / "home", place, self.folder / "cache")
-            words = ["--home", str(own.home), "--cache", str(own.cache), "--notice", "none", "--stage", str(stage)]
+            words = ["--home", str(own.home), "--cache", str(own.cache), "--notice", "none", "--stage", str(stage + 1)]
             words += ["--data-root", str(self.folder / "set"), *HERE]
             child = await Child.start(own, [*NODE, "join", invite, *words])
             self.children.append(child)

@@ -47,7 +47,7 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
             home = tmp_path / f"n{number}"
             plan = NodePlan(f"node-{number}", home, signed, tmp_path / "cache")
             by = ["--invite-file", str(secret_file)] if number == 0 else [line]
-            command = [*NODE, "join", *by, "--stage", str(number), "--max-load", LOAD]
+            command = [*NODE, "join", *by, "--stage", str(number + 1), "--max-load", LOAD]
             children.append(await Child.start(plan, [*command, "--home", str(home), *HERE]))
         await until(children, lambda: all(map(worked, children[1:])), "two nodes with an invite train")
         assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600, "joining by a file makes it private"

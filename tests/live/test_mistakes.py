@@ -40,13 +40,13 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
                 "metrics port": ([here, "--run", signed, "--metrics-port", port, *HERE], 2, "--metrics-port"),
                 "listen port": ([here, "--run", signed, "--listen", f"/ip4/127.0.0.1/tcp/{port}"], 2, "in use"),
                 "corrupt tokenizer": (
-                    [here, "--run", text, "--stage", 0, "--data-root", garbage, *HERE],
+                    [here, "--run", text, "--stage", 1, "--data-root", garbage, *HERE],
                     78,
                     "not a Hugging Face tokenizer.json",
                 ),
-                "files of a stranger": ([here, "--run", text, "--stage", 0, *HERE], 77, "--data-root"),
+                "files of a stranger": ([here, "--run", text, "--stage", 1, *HERE], 77, "--data-root"),
                 "more than there is": ([here, "--run", giant, *HERE], 20, "bytes) are free"),
-                "no such stage": ([here, "--run", signed, "--stage", 7, *HERE], 2, "stage"),
+                "no such stage": ([here, "--run", signed, "--stage", 7, *HERE], 2, "this run has stages 1-2"),
             }
             found = await asyncio.gather(
                 *(said("join", *map(str, case), "--home", str(tmp_path / name)) for name, (case, *_) in cases.items())

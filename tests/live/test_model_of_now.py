@@ -70,7 +70,7 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         here = coordinator.ready.addresses[0]
         for index in range(2):
             volunteer = ("join", here, "--run", str(signed), "--cache", str(tmp_path / "cache"))
-            more = ("--notice", "none", "--stage", str(index), "--max-load", LOAD, "--metrics-port", "0")
+            more = ("--notice", "none", "--stage", str(index + 1), "--max-load", LOAD, "--metrics-port", "0")
             await start(f"volunteer-{index}", *volunteer, *more)
 
         def samples() -> int:

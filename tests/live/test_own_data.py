@@ -215,10 +215,10 @@ async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_
         await organiser.prepare(url)
         try:
             coordinator = await organiser.coordinate()
-            feeder = await organiser.volunteer("feeder", "--stage", "0", "--allow-private-addresses")
+            feeder = await organiser.volunteer("feeder", "--stage", "1", "--allow-private-addresses")
             # These do not allow addresses of this machine, so they have text of members alone; the first wants none.
             first = await organiser.volunteer("first", "--role", "replica")
-            others = [await organiser.volunteer(f"other-{number}", "--stage", "1") for number in range(2)]
+            others = [await organiser.volunteer(f"other-{number}", "--stage", "2") for number in range(2)]
             everyone = [feeder, first, *others]
             await until(organiser.children, lambda: samples(feeder) > 64, "training has begun")
             assert fetched(feeder, "web") > 0 and "index.json" in dict(asked), "from the manifest's server"

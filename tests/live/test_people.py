@@ -132,7 +132,7 @@ def swarm(commands: Path, folder: Path, **variables: str) -> Iterator[tuple[Pers
         (page,) = re.findall(r"dashboard (\S+)", organiser.read("meet.err"))
         wheel = f"file:///w.whl#sha256={'ab' * 32}"
         organiser.runs("swarmnode", "invite", "myrun", "--home", "boot", "--out", "invite.txt", "--wheel", wheel)
-        for stage in ("0", "1"):
+        for stage in ("1", "2"):
             words = ("--invite-file", "invite.txt", "--home", f"m{stage}", "--stage", stage, "--max-load", "50%", *HERE)
             organiser.starts(f"m{stage}", "join", *words)
         until(lambda: fetch(page, "summary")["round"] > 0, "a round is done")

@@ -85,8 +85,8 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         run.old = earlier
         where = ["--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
         await run.coordinate("meet", *where)
-        for name, stage in (("a", "0"), ("b", "1"), ("old", "1")):
-            await run.join(name, "--stage", stage)
+        for name, stage in (("a", "1"), ("b", "2"), ("old", "1")):
+            await run.join(name, "--stage", stage)  # versions before 0.1.0 counted from 0, as `old` does
         await run.until(lambda: all(run.events(name, "node.ready") for name in ("a", "b", "old")), "all serve")
         await run.trained(600)
 

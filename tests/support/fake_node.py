@@ -33,7 +33,7 @@ class FakeNode:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.name = option("--name")
-        self.stage = int(option("--stage", "0"))
+        self.stage = int(option("--stage", "1")) - 1
         self.asked = 0
         self.all_here = 0  # times asked since
         self.stop = asyncio.Event()

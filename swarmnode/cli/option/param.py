@@ -186,6 +186,13 @@ def parse_leaves(text: str) -> float:
     return share
 
 
+def parse_stage(text: str) -> int:
+    """The stage, from 0, that a person counts from 1. Raises ValueError."""
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= STAGES_MAX:
+        raise ValueError(f"stages count from 1: the first is 1, the last at most {STAGES_MAX}")
+    return int(text) - 1
+
+
 def parse_stages(text: str) -> tuple[int, ...]:
     """The numbers in `1,3`. Raises ValueError."""
     words = [word.strip() for word in text.split(",")]
@@ -246,7 +253,7 @@ NETWORK_OPTIONS = together(
     ),
 )
 DISK = Parsed("size", parse_nbytes)
-STAGE = click.IntRange(0, STAGES_MAX - 1)
+STAGE = Parsed("stage", parse_stage)
 STAGE_COUNT = click.IntRange(1, STAGES_MAX)
 DURATION = Parsed("duration", parse_duration)
 CARD = Parsed("GB", check_card)

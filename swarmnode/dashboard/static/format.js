@@ -76,6 +76,15 @@ export function plural(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
 
+// Stages as people read them, counted from 1; the API's count from 0.
+export function stageName(stage) {
+  return `stage ${stage + 1}`;
+}
+
+export function stagesName(stages) {
+  return `${stages.length === 1 ? "stage" : "stages"} ${stages.slice(0, 8).map((stage) => stage + 1).join(", ")}`;
+}
+
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

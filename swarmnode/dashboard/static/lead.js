@@ -1,6 +1,6 @@
 // What stands on top while the run is not simply training: who is missing and how to join, or how to go on.
 
-import { count, day, element, hour, loss, plural, write } from "./format.js";
+import { count, day, element, hour, loss, plural, stageName, stagesName, write } from "./format.js";
 import { state } from "./store.js";
 
 const WORDS = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"];
@@ -21,7 +21,7 @@ export function update() {
   write(at("lead-text"), text);
   write(at("lead-way"), way);
   at("lead-stages").replaceChildren(...(summary.replicas.length <= 48 ? summary.replicas : []).map((serving, stage) =>
-    element("li", { class: serving ? "served" : "" }, element("b", {}, `stage ${stage}`), element("span", {}, serving ? "has a machine" : sleeps(summary, stage) ? "sleeps" : "waits"))));
+    element("li", { class: serving ? "served" : "" }, element("b", {}, stageName(stage)), element("span", {}, serving ? "has a machine" : sleeps(summary, stage) ? "sleeps" : "waits"))));
   at("lead-stages").hidden = !empty.length || ["stopped", "ended"].includes(summary.phase);
   at("join").hidden = !run.join.length;
   at("join").classList.toggle("loud", Boolean(title) && summary.phase !== "looking");
@@ -40,12 +40,12 @@ function words(run, summary, empty) {
     case "waiting":
       if (!empty.length) return ["Every stage has a machine", "The first samples are on their way.", ""];
       return [summary.nodes ? `${more} and training begins` : "Be the first",
-        `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `stage ${empty[0]} needs` : `stages ${empty.slice(0, 8).join(", ")} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
+        `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `${stagesName(empty)} needs` : `${stagesName(empty)} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
         run.join.length ? "" : "Ask whoever runs this for an invite."];
     case "broken":
-      return [`${more} and training goes on`, `${empty.length === 1 ? `Stage ${empty[0]} has` : `Stages ${empty.slice(0, 8).join(", ")} have`} nobody now. A newcomer takes up what was learned there, from the newest copy: a neighbour's, a checkpoint, or the disk of whoever had it. How many samples that lacks, the timeline says then.`, ""];
+      return [`${more} and training goes on`, `${empty.length === 1 ? `S${stagesName(empty).slice(1)} has` : `S${stagesName(empty).slice(1)} have`} nobody now. A newcomer takes up what was learned there, from the newest copy: a neighbour's, a checkpoint, or the disk of whoever had it. How many samples that lacks, the timeline says then.`, ""];
     case "asleep":
-      return [summary.asleep.map((one, index) => `${index ? "stage" : "Stage"} ${one.stage} sleeps${one.until ? ` until ${hour(one.until)}` : ""} with ${one.name}`).join(", "),
+      return [summary.asleep.map((one, index) => `${index ? "s" : "S"}${stageName(one.stage).slice(1)} sleeps${one.until ? ` until ${hour(one.until)}` : ""} with ${one.name}`).join(", "),
         "Training goes on when it wakes, or at once with one more machine. Nothing is lost: it has what was learned there, and gives it to whoever takes the stage.", ""];
     case "stopped":
       return ["This run has stopped: nobody is here", reached, "It goes on when the machines that trained it join again: each has its state on its disk."];

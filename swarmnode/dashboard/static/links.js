@@ -1,7 +1,7 @@
 // Who talks to whom. Few nodes: a map, a column a stage, width by bytes, colour by round trip, dashes for relays. More: a
 // matrix of nodes, of many: of stages; strength by bytes, colour by round trip.
 
-import { bytes, colour, element, milliseconds, plural } from "./format.js";
+import { bytes, colour, element, milliseconds, plural, stageName } from "./format.js";
 import { state } from "./store.js";
 
 const SLOW_MS = 200; // a round trip drawn in the colour of the slowest
@@ -71,14 +71,14 @@ function draw() {
   pen.fillStyle = muted;
   pen.textAlign = "center";
   for (let stage = 0; stage < state.run.stages; stage += 1) {
-    if (state.run.stages <= 16 || stage % 4 === 0) pen.fillText(state.run.stages <= 8 ? `stage ${stage}` : stage, column(stage, width), height - 6);
+    if (state.run.stages <= 16 || stage % 4 === 0) pen.fillText(state.run.stages <= 8 ? stageName(stage) : stage + 1, column(stage, width), height - 6);
   }
   if (pointed && places.has(pointed)) label(pen, width);
 }
 
 function matrix(pen, width, height, here) {
   const stages = here.length > MATRIX_MAX;
-  const items = stages ? [...new Set(here.map((node) => node.stage))].sort((a, b) => a - b).map((stage) => ({ key: stage, stage, name: `stage ${stage}` }))
+  const items = stages ? [...new Set(here.map((node) => node.stage))].sort((a, b) => a - b).map((stage) => ({ key: stage, stage, name: stageName(stage) }))
     : here.map((node) => ({ key: node.peer, stage: node.stage, name: node.name })).sort((a, b) => a.stage - b.stage || (a.name < b.name ? -1 : 1));
   const index = new Map(items.map((item, place) => [item.key, place]));
   const of = (peer) => index.get(stages ? state.nodes.get(peer)?.stage : peer);
@@ -121,7 +121,7 @@ function matrix(pen, width, height, here) {
   pen.textAlign = "right";
   items.forEach((item, row) => {
     const first = row === 0 || items[row - 1].stage !== item.stage;
-    const text = words ? item.name : first && items.filter((one) => one.stage === item.stage).length * size >= 11 ? `stage ${item.stage}` : "";
+    const text = words ? item.name : first && items.filter((one) => one.stage === item.stage).length * size >= 11 ? stageName(item.stage) : "";
     if (text) pen.fillText(text, left - 6, top + (row + 0.5) * size + 4, left - 8);
     if (first && row) pen.fillRect(left, top + row * size, items.length * size, 0.5);
   });

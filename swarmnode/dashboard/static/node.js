@@ -107,13 +107,13 @@ function render(node, peer) {
     element("thead", {}, element("tr", {}, ...["to", "stage", "sent", "received", "round trip", "way"].map((text, index) => element("th", { scope: "col", class: index > 1 && index < 5 ? "r" : "" }, text)))),
     element("tbody", {}, ...node.links.map((link) => element("tr", {},
       element("th", { scope: "row" }, element("a", { href: `/node/${link.peer}` }, link.name || link.peer.slice(-8))),
-      element("td", {}, link.stage === null ? "–" : String(link.stage)), element("td", { class: "r" }, bytes(link.sent)),
+      element("td", {}, link.stage === null ? "–" : String(link.stage + 1)), element("td", { class: "r" }, bytes(link.sent)),
       element("td", { class: "r" }, bytes(link.received)), element("td", { class: "r" }, milliseconds(link.latency_ms)), element("td", {}, link.kind === "unknown" ? "–" : link.kind))))));
   host.replaceChildren(back, title,
     element("p", { class: "note mono" }, node.peer), place(node) || "",
     element("div", { class: "pair" },
       panel("Now", facts([
-        ["stage", node.stage], ["why here", node.why], ["waits", node.waits.join("\n")], ["speed", `${node.speed.toFixed(1)} samples/s`], ["feeds", node.tokens_per_s ? `${count(node.tokens_per_s)} tokens/s` : ""],
+        ["stage", node.stage + 1], ["why here", node.why], ["waits", node.waits.join("\n")], ["speed", `${node.speed.toFixed(1)} samples/s`], ["feeds", node.tokens_per_s ? `${count(node.tokens_per_s)} tokens/s` : ""],
         ["at work", node.busy === null ? "" : `${percent(node.busy)} of the time`], ["waiting", plural(node.queue, "microbatch", "microbatches")], ["round", node.round], ["inner steps", count(node.steps)], ["training loss", node.loss === null ? "" : loss(node.loss)],
         ["memory", node.memory ? bytes(node.memory) : ""], ["up", node.up_s ? duration(node.up_s) : ""], ["version", node.version],
         ["from here", milliseconds(node.rtt_ms)], ["its clock", node.skew_s === null ? "" : `${node.skew_s >= 0 ? "+" : ""}${node.skew_s.toFixed(2)} s`],

@@ -1,6 +1,6 @@
 // Stages × replicas: a tile a node, a small square a node when there are many.
 
-import { count, element, hour, milliseconds, plural, write } from "./format.js";
+import { count, element, hour, milliseconds, plural, stageName, write } from "./format.js";
 import { state } from "./store.js";
 
 const ROOMY_MAX = 16; // nodes of one stage that still get tiles with words
@@ -54,10 +54,10 @@ function build(stages, dense, wanted) {
   host.replaceChildren();
   for (let stage = 0; stage < stages; stage += 1) {
     const note = element("span", { class: "note" });
-    const list = element("ul", { "aria-label": `Replicas of stage ${stage}` });
+    const list = element("ul", { "aria-label": `Replicas of ${stageName(stage)}` });
     const title = `${count(state.run.stage_parameters[stage])} parameters`;
     const row = element("section", { class: "stage" },
-      element("h3", { title }, `Stage ${stage}`, note), list);
+      element("h3", { title }, `S${stageName(stage).slice(1)}`, note), list);
     host.append(row);
     rows.set(stage, { list, note, row });
   }

@@ -1,6 +1,6 @@
 // The page of `swarmnode ui`: the node on this machine. Every call carries the token of the address that was printed.
 
-import { bytes, count, day, duration, element, loss, plural, write } from "./format.js";
+import { bytes, count, day, duration, element, loss, plural, stageName, write } from "./format.js";
 import { themeButton } from "./theme-button.js";
 
 const AGAIN_MS = 2000;
@@ -59,7 +59,7 @@ function show(now) {
   const mine = now.state === "NODE_STATE_UNSPECIFIED" ? -1 : now.stage, many = now.stages > 48;
   at("stages").hidden = many || now.trains_nothing;
   if (!many) at("stages").replaceChildren(...Array.from({ length: now.stages }, (_, stage) => element("li", { class: `${now.empty.includes(stage) ? "" : "served"} ${stage === mine ? "mine" : ""}` },
-    element("b", {}, `stage ${stage}`), element("span", {}, stage === mine ? "yours" : now.empty.includes(stage) ? "waits" : "has a machine"))));
+    element("b", {}, stageName(stage)), element("span", {}, stage === mine ? "yours" : now.empty.includes(stage) ? "waits" : "has a machine"))));
   write(at("n-given"), count(Number(now.tokens_given)));
   write(at("n-up"), `tokens in ${duration(now.uptime_s)}`);
   write(at("n-speed"), count(now.speed.tokens_given));

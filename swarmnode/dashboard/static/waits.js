@@ -1,6 +1,6 @@
 // Who holds up whom: how much of the time the machines of each stage compute, and what all of it costs.
 
-import { bytes, count, element, milliseconds, percent, plural, write } from "./format.js";
+import { bytes, count, element, milliseconds, percent, plural, stageName, write } from "./format.js";
 import { state } from "./store.js";
 
 const BUSY = 0.7; // from here on a stage's machines, not the ways between them, set the speed; guess
@@ -31,7 +31,7 @@ export function update() {
     const bar = element("i", { class: "share", hidden: row.busy ? null : "" });
     bar.style.width = `${100 * (row.busy || 0)}%`;
     return element("tr", { class: row === worst && row.busy >= BUSY && all !== null && row.busy - all >= EVEN / 2 ? "worst" : "" },
-      element("th", { scope: "row" }, `stage ${row.stage}`, element("div", { class: "shares" }, bar)),
+      element("th", { scope: "row" }, stageName(row.stage), element("div", { class: "shares" }, bar)),
       element("td", { class: "r", "data-of": "machines" }, String(row.nodes.length)),
       element("td", { class: "r", "data-of": "at work" }, percent(row.busy)),
       element("td", { class: "r", "data-of": "waiting each" }, row.queue === null ? "–" : row.queue.toFixed(1)),
@@ -42,21 +42,21 @@ export function update() {
 
 function verdict(rows, worst) {
   const empty = rows.filter((row) => !row.nodes.length);
-  if (empty.length) return `Nothing gets through: stage ${empty[0].stage} has no machine.`;
+  if (empty.length) return `Nothing gets through: ${stageName(empty[0].stage)} has no machine.`;
   if (!worst) return "Nothing is known yet.";
   const name = (node) => node.name;
   if (worst.busy >= BUSY) {
     const most = [...worst.nodes].sort((a, b) => b.queue - a.queue)[0];
     const rest = mean(rows.filter((row) => row !== worst).map((row) => row.busy).filter((busy) => busy !== null));
     if (rest !== null && worst.busy - rest < EVEN) return `No stage waits for another: the machines of all stages compute about ${percent((worst.busy + rest) / 2)} of the time. More machines anywhere help.`;
-    return `Stage ${worst.stage} sets the speed: its ${worst.nodes.length === 1 ? "machine computes" : "machines compute"} ${percent(worst.busy)} of the time${rest === null ? "" : `, those of other stages ${percent(rest)}`}. ${most.queue ? `Most waits for ${name(most)} (${plural(most.queue, "microbatch", "microbatches")}). ` : ""}One more machine there helps most.`;
+    return `S${stageName(worst.stage).slice(1)} sets the speed: its ${worst.nodes.length === 1 ? "machine computes" : "machines compute"} ${percent(worst.busy)} of the time${rest === null ? "" : `, those of other stages ${percent(rest)}`}. ${most.queue ? `Most waits for ${name(most)} (${plural(most.queue, "microbatch", "microbatches")}). ` : ""}One more machine there helps most.`;
   }
   const far = state.links.filter((link) => {
     const [a, b] = [state.nodes.get(link.a), state.nodes.get(link.b)];
     return a && b && a.stage !== b.stage && link.latency_ms !== null;
   }).sort((a, b) => b.latency_ms - a.latency_ms)[0];
   const way = far ? ` The slowest way between stages: ${name(state.nodes.get(far.a))} – ${name(state.nodes.get(far.b))}, ${milliseconds(far.latency_ms)}${far.kind === "relayed" ? ", through a relay" : ""}.` : "";
-  return `No stage is short of arithmetic: even the machines of stage ${worst.stage} compute only ${percent(worst.busy)} of the time. They wait for each other's packets, for text, or keep to their owners' limits.${way}`;
+  return `No stage is short of arithmetic: even the machines of ${stageName(worst.stage)} compute only ${percent(worst.busy)} of the time. They wait for each other's packets, for text, or keep to their owners' limits.${way}`;
 }
 
 // Energy and money by rates that the reader chooses; hours are those that machines computed.

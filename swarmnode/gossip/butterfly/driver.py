@@ -39,7 +39,7 @@ from swarmnode.gossip.butterfly.word import (
     say,
     short_digest,
 )
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, short, stage_name
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
 from swarmnode.membership.swarm import StageContext
 from swarmnode.ports import Answer, Call, Data, DraftedPieces, Priority, WireTensor
@@ -714,7 +714,7 @@ class Butterfly:
     async def _serve_pieces(self, peer: PeerId, body: wire.GivenPieces, data: Sequence[Data]) -> Answer:
         here = self._here
         if body.stage != here.stage:
-            raise RemoteFault(f"pieces for stage {body.stage} sent to a replica of stage {here.stage}")
+            raise RemoteFault(f"pieces for {stage_name(body.stage)} sent to a replica of {stage_name(here.stage)}")
         state = await self._reached(body.round, body.roster)
         if isinstance(state, Answer):
             return state

@@ -18,7 +18,7 @@ from swarmnode.bounds import opened
 from swarmnode.bounds.table import WORD_NBYTES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId, short, stage_name
 from swarmnode.ports import Data
 from swarmnode.wire import call_pb2 as wire
 
@@ -104,7 +104,7 @@ def hear(signed: wire.SignedWord, run_id: RunId, stage: int, kind: str = "") -> 
     found = word.WhichOneof("body") or ""
     if word.stage != stage or not found or (kind and found != kind):
         raise RemoteFault(
-            f"a word {found!r} on a round of stage {word.stage}; {kind or 'one'!r} of stage {stage} is due"
+            f"a word {found!r} on a round of {stage_name(word.stage)}; {kind or 'one'!r} of {stage_name(stage)} is due"
         )
     if found == "commit" and len(signed.word) > WORD_NBYTES_MAX - SIGNATURE_BYTES - 8:
         raise RemoteFault(f"a commit of {len(signed.word)} bytes")
