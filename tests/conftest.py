@@ -15,6 +15,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in every process that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["SWARMNODE_PRIORITY"] = "normal"  # a test's nodes are not to wait for whatever else this machine does
 
 import psutil
 import pytest

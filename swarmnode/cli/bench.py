@@ -75,6 +75,23 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
 
 
 @command.command()
+@click.option(
+    "--pairs", type=click.IntRange(1, 100), default=5, help="Compilations beside the node at work and paused."
+)
+@click.option("--idle", "idle_s", type=DURATION, default="60s", help="Time over which the paused node is watched.")
+@click.option(
+    "--priority", type=click.Choice(["lowest", "normal"]), default="lowest", help="Of the node, as of `join`."
+)
+@JSON
+def foreground(pairs: int, idle_s: float, priority: str, as_json: bool) -> None:
+    """What you feel of a node at this machine: a compilation on all cores beside a node that works and beside the same
+    node paused, in pairs; and the share of a core that the paused node takes. The node trains the demo's model."""
+    from swarmnode.bench import foreground as measured
+
+    show(measured.run(priority=priority, pairs=pairs, idle_s=idle_s), as_json)
+
+
+@command.command()
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--nodes", type=click.IntRange(2, 64), default=12, help="Node processes.")
 @click.option("--stages", type=Parsed("1,3", parse_stages), default="1,3", help="Stages of the model; a run for each.")

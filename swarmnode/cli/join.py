@@ -297,6 +297,13 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     help="Where optimizer moments are kept: on the device, there in 8 bits, or in main memory. auto: the first of them"
     " with which the stage fits.",
 )
+@click.option(
+    "--priority",
+    type=click.Choice(["lowest", "normal"]),
+    default="lowest",
+    show_default=True,
+    help="lowest: whatever else runs on this machine comes first, for processor and disk.",
+)
 @click.option("--device-flops", type=click.FloatRange(0.0, 1e18), default=0.0, hidden=True)  # `bench wan` paces with it
 @click.option("--pace", type=click.FloatRange(1.0, 1e4), default=1.0, hidden=True)  # of --hours: tests use it
 @limit_options

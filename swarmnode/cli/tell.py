@@ -139,7 +139,7 @@ def _leave_within(home: Path, within_s: float, reason: str, as_json: bool) -> in
         if reply["successor"]:
             click.echo(f"the stage's state is kept by {reply['successor']}", err=True)
         for cut in reply["cut"]:
-            click.echo(f"cut: {cut}", err=True)
+            click.echo(f"not done: {cut}", err=True)
     return EXIT_PREEMPTED_INCOMPLETE if reply["cut"] else 0
 
 

@@ -43,7 +43,7 @@ async def fetch_manifest(
     Raises Unreachable if none answers within JOIN_TIMEOUT_S, ManifestError if they give another run's manifest.
     """
     if not bootstraps:
-        raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
+        raise Unreachable("a run given by its id needs a meeting point to fetch the manifest from; give one")
     attempts = dict[PeerId, Attempt]()
     try:
         async with asyncio.timeout(JOIN_TIMEOUT_S):
@@ -65,7 +65,7 @@ async def fetch_manifest(
         known = [f"{short(peer)}: {attempt.reason}" for peer, attempt in list(attempts.items())[:TOLD_MAX]]
         told = "; ".join(known) or "nobody was asked"
         raise Unreachable(
-            f"no bootstrap gave the manifest of run {run_id[:16]} within {JOIN_TIMEOUT_S:.0f} s ({told})"
+            f"no meeting point gave the manifest of run {run_id[:16]} within {JOIN_TIMEOUT_S:.0f} s ({told})"
         ) from None
 
 
@@ -114,7 +114,7 @@ async def _manifest_of(
         return error
     except (RemoteFault, Unavailable, ManifestError) as error:
         other_run = "does not serve this run" in str(error) or isinstance(error, ManifestError)
-        question = ": is the run id right and a bootstrap of that run up?" if other_run else ""
+        question = ": is the run id right and a meeting point of that run up?" if other_run else ""
         attempt.fails(f"{error}{question}")
         return error
     return answer.header.manifest

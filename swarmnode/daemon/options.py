@@ -80,6 +80,7 @@ class NodeOptions:
     invite: Invite | None = None
     device: str = "cpu"
     precision: str = "auto"
+    priority: str = "normal"  # "lowest": behind this machine's other programs
     optimizer_state: str = "auto"
     limits: Mapping[str, str] = field(default_factory=dict)
     announce: str | None = None  # a multiaddr told to others in place of `listen`

@@ -32,6 +32,7 @@ from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks
 from swarmnode.daemon.options import NodeOptions, host_port
 from swarmnode.daemon.preflight import checkpoints
+from swarmnode.daemon.priority import take_priority
 from swarmnode.daemon.reachability import (
     keep_current,
 )
@@ -248,6 +249,7 @@ async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         loop.add_signal_handler(number, signalled, number)
+    take_priority(options.priority)
     options = replace(options, device=resolve_device(options.device))
     check_device(options.device)
     use_device(options.device)

@@ -128,7 +128,7 @@ async def _by_relay(
             pass
     _tell(Reachability.PRIVATE, reason, telemetry)
     raise Unreachable(
-        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a port"
+        f"others cannot reach this machine ({reason}) and no meeting point relays for it: open a port"
         f" ({transport.ip_protocol.upper()}) in the router and firewall and listen there (--listen"
         " /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
     )

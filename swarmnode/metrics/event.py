@@ -60,8 +60,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "node.failed": _event("the node stops because of a fault of its own", "reason"),
     "node.probe": _event("this machine's speed was measured", "samples_per_second by_microbatch"),
     "manifest.verified": _event("the run's manifest was fetched; its signature and hash are correct", "name"),
-    "bootstrap.connected": _event("a bootstrap answered", "peer"),
-    "bootstrap.unreachable": _event("a bootstrap did not answer; tried again later", "peer why"),
+    "bootstrap.connected": _event("a meeting point answered", "peer"),
+    "bootstrap.unreachable": _event("a meeting point did not answer; tried again later", "peer why"),
     "directory.failed": _event(
         "our record could not be stored or others' could not be read; tried again later", "reason stage"
     ),

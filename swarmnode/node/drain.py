@@ -100,7 +100,7 @@ class DrainReport:
         parts = [f"{self.finished} of {self.held} microbatches finished"] if self.held else []
         parts += [f"{self.sent} of {self.unsent} samples learnt passed on"] if self.unsent else []
         parts += [f"the stage was handed to {short(PeerId(self.successor))}"] if self.successor else []
-        return "".join(f"; {part}" for part in [*parts, *(f"cut {cut}" for cut in self.cut)])
+        return "".join(f"; {part}" for part in [*parts, *(f"not done: {cut}" for cut in self.cut)])
 
     def begin(self, left_s: float, telemetry: Telemetry) -> None:
         """Log what is to be handed on."""

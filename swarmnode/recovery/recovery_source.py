@@ -54,8 +54,8 @@ Choice = tuple[RecoverySource, str]
 PLACES = {
     RecoverySource.OWN: "in this replica",
     RecoverySource.DISK: "on this disk",
-    RecoverySource.RING: "kept in the ring or by a paused replica",
-    RecoverySource.PIECES: "with members, by the stages of the cut before",
+    RecoverySource.RING: "kept by a neighbour or a paused replica",
+    RecoverySource.PIECES: "with members, by the stages as they were before",
     RecoverySource.CHECKPOINT: "in the checkpoint",
 }
 

@@ -180,7 +180,7 @@ class StateRestorer:
         stage = wired - STAGES_MAX
         run = partial(self.compute.run, Priority.OUTER, 0)
         if (piece := self.saved.recut([stage])) is None:
-            raise Unavailable(f"no {stage_name(stage)} of the cut before is saved here")
+            raise Unavailable(f"no {stage_name(stage)} as it was before is saved here")
         if known is not None and known.round_index == piece.checkpoint.round:
             return known
         replica = await run(partial(self.make, earlier, stage))
@@ -541,7 +541,7 @@ class _Restoration:
         for stage in needed:
             await self._fetch_piece(before, stage)
         if (pieces := self._restorer.saved.recut(needed)) is None:
-            raise Unavailable("a stage of the cut before that was saved here is gone")
+            raise Unavailable("a stage as it was before that was saved here is gone")
         return pieces
 
     async def _fetch_piece(self, before: Manifest, stage: int) -> None:
@@ -555,7 +555,7 @@ class _Restoration:
         if own is not None and own.checkpoint.round >= max((offer.round for _, offer in offers), default=0):
             return
         if not offers:
-            raise Unavailable(f"{stage_name(stage)} of the cut before is saved at no member that is here yet")
+            raise Unavailable(f"{stage_name(stage)} as it was before is saved at no member that is here yet")
         keepers = [peer for peer, _ in offers]
         check = self._check(wired, keepers=lambda: keepers)
         replica = await run(partial(here.make, before, stage))

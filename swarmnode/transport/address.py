@@ -179,18 +179,18 @@ def parse_bootstrap(text: str) -> tuple[PeerId, str]:
     """(peer, address) of `/ip4/1.2.3.4/tcp/4001/p2p/12D3KooW...`. Raises UsageError."""
     address, separator, peer = text.strip().rpartition("/p2p/")
     if not separator:
-        raise UsageError(f"bootstrap {text[:128]!r} names no peer; write it like {_EXAMPLE}/p2p/12D3KooW...")
+        raise UsageError(f"meeting point {text[:128]!r} names no peer; write it like {_EXAMPLE}/p2p/12D3KooW...")
     if is_circuit(address):
         parsed = dialable(address)
     else:
         endpoint = parse_peer_endpoint(address)
         if endpoint.port == 0:
-            raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
+            raise UsageError(f"meeting point {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
         parsed = str(endpoint)
     try:
         public_key_of(PeerId(peer))
     except RemoteFault as fault:
-        raise UsageError(f"bootstrap {text[:128]!r}: {fault}") from None
+        raise UsageError(f"meeting point {text[:128]!r}: {fault}") from None
     return PeerId(peer), parsed
 
 

@@ -328,7 +328,7 @@ class CallDirectory:
             tried = "; ".join(f"{peer} at {', '.join(addresses)}" for peer, addresses in self._bootstrap)
             why = next(iter(reasons.values()), "no answer")
             raise Unreachable(
-                f"no bootstrap answers within {timeout_s:.0f} s (tried {tried}; last: {why}): "
+                f"no meeting point answers within {timeout_s:.0f} s (tried {tried}; last: {why}): "
                 "is one running there, and does its firewall let the port in?"
             ) from None
 

@@ -34,7 +34,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         try:
             here, *_ = await bootstrap(children, tmp_path / "boot", signed)
             cases: dict[str, tuple[list[object], int, str]] = {
-                "unreachable": ([NOBODY, "--run", signed, *HERE], 21, "no bootstrap answers"),
+                "unreachable": ([NOBODY, "--run", signed, *HERE], 21, "no meeting point answers"),
                 "wrong run id": ([here, "--run", OTHER_RUN, *HERE], 21, "is the run id right"),
                 "forged manifest": ([here, "--run", forged, *HERE], 78, "signature"),
                 "metrics port": ([here, "--run", signed, "--metrics-port", port, *HERE], 2, "--metrics-port"),

@@ -40,7 +40,7 @@ function words(run, summary, empty) {
     case "waiting":
       if (!empty.length) return ["Every stage has a machine", "The first samples are on their way.", ""];
       return [summary.nodes ? `${more} and training begins` : "Be the first",
-        `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `${stagesName(empty)} needs` : `${stagesName(empty)} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
+        `The model is split into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `${stagesName(empty)} needs` : `${stagesName(empty)} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
         run.join.length ? "" : "Ask whoever runs this for an invite."];
     case "broken":
       return [`${more} and training goes on`, `${empty.length === 1 ? `S${stagesName(empty).slice(1)} has` : `S${stagesName(empty).slice(1)} have`} nobody now. A newcomer takes up what was learned there, from the newest copy: a neighbour's, a checkpoint, or the disk of whoever had it. How many samples that lacks, the timeline says then.`, ""];
