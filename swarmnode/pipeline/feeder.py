@@ -1,4 +1,4 @@
-"""The feeder: reads data and starts microbatches. The first hop of each is this node's own replica of stage 0."""
+"""The feeder: reads data and starts microbatches. The first hop of each is this node's own first-stage replica."""
 
 from __future__ import annotations
 

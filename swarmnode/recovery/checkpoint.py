@@ -328,7 +328,7 @@ def checkpoint_of(data: bytes, where: str) -> Checkpoint:
     stages = [part.stage for part in checkpoint.parts]
     origin = checkpoint.origin
     if stages != list(range(origin.stages)) or origin.block_samples < 1:
-        raise DataError(f"{where}: holds stages {stages[:8]}, not 0 to {origin.stages - 1}")
+        raise DataError(f"{where}: holds stages {[stage + 1 for stage in stages[:8]]}, not 1 to {origin.stages}")
     _check_files(checkpoint.files, where)
     return checkpoint
 
