@@ -30,6 +30,7 @@ PEER_MAX = 64  # a base58 Ed25519 peer id has 52 characters
 ADDRESS_MAX = 256  # /dns4/<a long name>/tcp/<port>
 TIMEOUT_MS_MAX = 3_600_000  # header.py
 SEQUENCE_MAX = 2**32  # an owner makes lists by hand
+WATTS_MAX = 10_000
 RIVALS_MAX = 4  # membership/amendment.py
 
 MEMBERS_MAX = 1024  # guess: members of a stage that average gradients together; the words of a round grow with them
@@ -112,6 +113,7 @@ BY_NAME: Mapping[str, Bound] = {
     "mark": opaque(8, "the first bytes of a digest"),
     "reason": SHOWN,
     "incarnation": COUNT,
+    "watts": number(WATTS_MAX, "W", "guess: a machine of eight cards takes 10 kW"),
     "unix_ms": UNIX_MS,
     "unix_s": UNIX_S,
     "bps": BPS,

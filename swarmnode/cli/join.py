@@ -26,6 +26,7 @@ from swarmnode.cli.option.param import (
     STAGE,
     STAGE_COUNT,
     URL,
+    WATTS,
     limit_options,
     notify_option,
     taken_limits,
@@ -233,6 +234,13 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     help="auto: peers test it, with relays as fallback; public: direct; private: through relays.",
 )
 @click.option("--name", help="Display name of this node.  [default: two words made of its key]")
+@click.option(
+    "--watts",
+    type=WATTS,
+    default=0,
+    show_default="not told",
+    help="What this machine takes at work; the run's page and report add it up.",
+)
 @click.option("--credit", "credited", is_flag=True, help="Let published models name this node by --name.")
 @notify_option("Tell you that it trains, pauses or ends: on this desktop, or by a POST to a webhook.")
 @click.option(

@@ -53,6 +53,7 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
             unix_ms=int(clock.unix_s() * 1000),
             name=process.options.name,
             credited=process.options.credited,
+            watts=process.options.watts,
             status=told,
             links=transport.links.report(REPORT_LINKS_MAX, loop.time()),
         )

@@ -71,6 +71,7 @@ class NodeOptions:
     cache: Path
     name: str
     credited: bool = False  # published models may give this name
+    watts: int = 0  # what this machine takes at work, as its owner says; 0: not told
     bootstrap_only: bool = False
     out: Path | None = None
     metrics_host: str = "127.0.0.1"

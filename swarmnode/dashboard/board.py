@@ -432,7 +432,7 @@ class Board:
         contribution.name = node.label
         contribution.last_unix_s = now_s
         parameters = self.parameters[node.stage] if node.stage < len(self.parameters) else 0
-        grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
+        grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters, report.watts)
         contribution.lives[report.incarnation][CREDITED] = float(report.credited)
         self.totals.update({key: value for key, value in grown.items() if value})
         self._dirty_contributions.add(node.peer)

@@ -27,10 +27,11 @@ def run_report(
     saved: str,
 ) -> dict[str, Any]:
     """The report as JSON. `figures`: those on top of the run's page (dashboard/view.py:summary). `members`: rows of its
-    contributors. `source`: the folder that commands take; `saved`: that of its checkpoints. Energy
-    is None: no machine tells its watts."""
+    contributors. `source`: the folder that commands take; `saved`: that of its checkpoints. Energy is that of the
+    machines whose owners told their watts, None where none did."""
     model = manifest.model
     given = [_member(manifest, one) for one in members]
+    metered = sum(float(one.get("metered_s", 0.0)) for one in members)
     return {
         "run": run_id,
         "name": manifest.name,
@@ -46,7 +47,8 @@ def run_report(
         "data": {"source": manifest.data.source, "tokenizer": manifest.data.tokenizer, "about": manifest.about.data},
         "hours": _hours(figures.get("wall_s")),
         "machine_hours": round(sum(one["hours"] for one in given), 2) if given else None,
-        "energy_kwh": None,
+        "energy_kwh": round(sum(float(one.get("kwh", 0.0)) for one in members), 3) if metered else None,
+        "energy_of_hours": round(metered / 3600, 2),
         "samples": figures.get("samples", 0),
         "tokens": figures.get("tokens", 0),
         "round": figures.get("round", 0),
@@ -88,7 +90,7 @@ def report_text(tree: Mapping[str, Any]) -> str:
         "tokenizer": f"`{markdown_text(str(tree['data']['tokenizer']))}`",
         "hours": _known(tree["hours"]),
         "hours of all machines": _known(tree["machine_hours"]),
-        "energy": "not measured: no machine tells its watts",
+        "energy": _energy(tree),
         "samples, tokens, rounds": f"{tree['samples']:,}, {tree['tokens']:,}, {tree['round']:,}",
         "held-out loss, nats a token": _both(loss),
         "training loss at last": _known(loss["train"]),
@@ -113,6 +115,12 @@ def report_text(tree: Mapping[str, Any]) -> str:
         "```\n",
     ]
     return "\n".join(lines)
+
+
+def _energy(tree: Mapping[str, Any]) -> str:
+    if tree["energy_kwh"] is None:
+        return "not known: no machine told its watts (`join --watts`)"
+    return f"{tree['energy_kwh']:,} kWh in {tree['energy_of_hours']:,} hours of machines that told their watts"
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -40,7 +40,8 @@ SERIES: Mapping[str, tuple[str, ...]] = {
 }
 """Maps the dashboard's name for a count to the series of a status that add up to it."""
 
-KEYS = (*SERIES, "worked_s", "dense")
+KEYS = (*SERIES, "worked_s", "dense", "metered_s", "joules")
+JOULES_A_KWH = 3.6e6
 LATE = tuple(key for key in KEYS if key.startswith("late_"))
 SENT = tuple(key for key in KEYS if key.startswith("sent_"))
 
@@ -163,6 +164,11 @@ def counts_of(counters: Mapping[str, float]) -> dict[str, float]:
     return {**counts, "worked_s": worked}
 
 
+def energy_of(metered_s: float, joules: float) -> dict[str, float]:
+    """Seconds of work for which owners told their machines' watts, and the kilowatt-hours of them."""
+    return {"metered_s": round(metered_s, 1), "kwh": round(joules / JOULES_A_KWH, 6)}
+
+
 CREDITED = "credited"  # of a life: 1 if its owner lets published models name it
 
 
@@ -175,10 +181,11 @@ class Contribution:
     last_unix_s: float = 0.0
     lives: dict[int, dict[str, float]] = field(default_factory=dict)
 
-    def tell(self, incarnation: int, counts: Mapping[str, float], parameters: int) -> dict[str, float]:
+    def tell(self, incarnation: int, counts: Mapping[str, float], parameters: int, watts: int = 0) -> dict[str, float]:
         """Take in the counts of one life. Returns the growth by key. Counts that shrink keep their old value.
 
         `parameters` is the size of the stage it serves. It gives the bytes that an exchange would send uncompressed.
+        `watts`: what its owner says that the machine takes at work; 0: not told.
         """
         life = self.lives.setdefault(incarnation, dict.fromkeys(KEYS, 0.0))
         if len(self.lives) > LIVES_MAX:
@@ -187,6 +194,8 @@ class Contribution:
                 self.lives[oldest][key] = self.lives[oldest].get(key, 0.0) + value
         grown = {key: max(0.0, value - life.get(key, 0.0)) for key, value in counts.items()}
         grown["dense"] = grown.get("paired", 0.0) * DENSE_BYTES * parameters
+        grown["metered_s"] = grown.get("worked_s", 0.0) if watts else 0.0
+        grown["joules"] = grown["metered_s"] * watts
         for key, value in grown.items():
             life[key] = life.get(key, 0.0) + value
         return grown
@@ -205,6 +214,7 @@ class Contribution:
             "steps": round(self.total("steps")),
             "fed": round(self.total("fed")),
             "worked_s": round(self.total("worked_s"), 1),
+            **energy_of(self.total("metered_s"), self.total("joules")),
             "sent": round(sum(self.total(key) for key in SENT)),
             "exchanges": round(self.total("paired")),
             "receipts": None if thanks is None else thanks.to_json(),

@@ -10,7 +10,7 @@ from swarmnode.concurrency import processors
 from swarmnode.dashboard.alarm import Health, parties
 from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
-from swarmnode.dashboard.totals import LATE, SENT
+from swarmnode.dashboard.totals import LATE, SENT, energy_of
 from swarmnode.ids import PeerId, machine_of
 from swarmnode.machine.sensors import local_time
 from swarmnode.manifest import PRESETS, Manifest
@@ -94,6 +94,7 @@ def summary(board: Board, now_s: float) -> Json:
         "meets_every_steps": rounded(board.meets_every_steps(now_s)),
         "meets_every_steps_planned": round(planned_meeting_steps(manifest), 2),
         "worked_s": round(board.totals["worked_s"]),
+        **energy_of(board.totals["metered_s"], board.totals["joules"]),
         "recoveries": round(board.totals["recoveries"]),
         "microbatches": {key: round(board.totals[key]) for key in ("done", "lost", "retried")},
         "staleness": [round(board.totals[key]) for key in LATE],

@@ -67,7 +67,7 @@ class EventReport(_message.Message):
     def __init__(self, serial: _Optional[int] = ..., unix_ms: _Optional[int] = ..., event: _Optional[str] = ..., level: _Optional[str] = ..., stage: _Optional[int] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events", "receipts", "receipts_serial", "credited")
+    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events", "receipts", "receipts_serial", "credited", "watts")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Report(_message.Message):
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_SERIAL_FIELD_NUMBER: _ClassVar[int]
     CREDITED_FIELD_NUMBER: _ClassVar[int]
+    WATTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     unix_ms: int
     name: str
@@ -86,7 +87,8 @@ class Report(_message.Message):
     receipts: _containers.RepeatedScalarFieldContainer[bytes]
     receipts_serial: int
     credited: bool
-    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ..., credited: _Optional[bool] = ...) -> None: ...
+    watts: int
+    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ..., credited: _Optional[bool] = ..., watts: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer_id", "stage", "state", "samples_per_second", "queue", "round", "latency_s", "banned", "resumes_s")

@@ -254,6 +254,7 @@ NETWORK_OPTIONS = together(
 )
 DISK = Parsed("size", parse_nbytes)
 STAGE = Parsed("stage", parse_stage)
+WATTS = click.IntRange(0, 10_000)  # as a report's
 STAGE_COUNT = click.IntRange(1, STAGES_MAX)
 DURATION = Parsed("duration", parse_duration)
 CARD = Parsed("GB", check_card)

@@ -59,10 +59,12 @@ function verdict(rows, worst) {
   return `No stage is short of arithmetic: even the machines of ${stageName(worst.stage)} compute only ${percent(worst.busy)} of the time. They wait for each other's packets, for text, or keep to their owners' limits.${way}`;
 }
 
-// Energy and money by rates that the reader chooses; hours are those that machines computed.
+// Energy and money by rates that the reader chooses, where a machine's owner did not tell its watts; hours are those that
+// machines computed.
 function cost(summary) {
   const hours = summary.worked_s / 3600, sent = Object.values(summary.sent).reduce((sum, value) => sum + value, 0);
-  const kwh = (hours * rate("watts")) / 1000, price = kwh * rate("price") + (sent / 1e9) * rate("egress");
+  const guessed = Math.max(0, hours - summary.metered_s / 3600);
+  const kwh = summary.kwh + (guessed * rate("watts")) / 1000, price = kwh * rate("price") + (sent / 1e9) * rate("egress");
   write(at("cost"), `${hours < 10 ? hours.toFixed(1) : count(hours)} hours of computing · ${bytes(sent)} sent · ${kwh < 10 ? kwh.toFixed(2) : count(kwh)} kWh · ${price < 10 ? price.toFixed(2) : count(price)} by your prices`);
 }
 
