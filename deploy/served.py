@@ -22,8 +22,8 @@ TOP_FILES = ("constraints.txt", "requirements.txt", "requirements-cpu.txt")
 YEAR_S = 365 * 86400
 STYLE = (
     "body{font:16px/1.6 system-ui,sans-serif;max-width:48rem;margin:0 auto;padding:1rem;color:#1b1f24;background:#fff}"
-    "pre{background:#f3f5f8;padding:.8rem;overflow-x:auto;border-radius:6px}td{padding:.15rem .8rem .15rem 0;"
-    "vertical-align:top}.scroll{overflow-x:auto}code{font-size:.9em}a{color:#1f5fd6}"
+    "pre{background:#f3f5f8;padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere;border-radius:6px}"
+    "td{padding:.15rem .8rem .15rem 0;vertical-align:top}.scroll{overflow-x:auto}code{font-size:.9em}a{color:#1f5fd6}"
     "@media(prefers-color-scheme:dark){body{color:#e3e7ec;background:#14171b}pre{background:#20252b}a{color:#8db4ff}}"
 )
 
@@ -74,8 +74,8 @@ def write_front_page(folder: Path, where: str, version: str, about: str) -> None
 your text to a model that talks</a> · <a href="NOTES.md">What is new</a></p>
 <h2>Install</h2>
 <p>Python 3.11 or newer on Linux (on Windows: WSL2). With <a href="https://docs.astral.sh/uv/">uv</a>, which takes
-PyTorch for your graphics card, or without one the small one for the processor (0.3 GB to load, 1.3 GB on disk, a minute
-or two; with a card about ten times as much):</p>
+PyTorch for your graphics card, or without one the small one for the processor (0.3 GB to load, 1.1 GB on disk, a minute
+or two; with a card some gigabytes):</p>
 <pre>{html.escape(lines["uv"])}</pre>
 <p>With pipx, or pip in an environment of its own:</p>
 <pre>{html.escape(lines["pipx"])}

@@ -119,7 +119,7 @@ def report_text(tree: Mapping[str, Any]) -> str:
 
 def _energy(tree: Mapping[str, Any]) -> str:
     if tree["energy_kwh"] is None:
-        return "not known: no machine told its watts (`join --watts`)"
+        return "not measured: no machine told its watts (`join --watts`)"
     return f"{tree['energy_kwh']:,} kWh in {tree['energy_of_hours']:,} hours of machines that told their watts"
 
 

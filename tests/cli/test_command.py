@@ -218,7 +218,7 @@ async def test_status_of_a_real_socket_as_table_and_json(
     await server.start()
     try:
         table = await ask()
-        assert "tiny abababab" in table and "1 of 3" in table and "\x1b" not in table
+        assert "tiny abababab" in table and "stage 2 of 3" in table and "\x1b" not in table
         found = json.loads(await ask("--json"))
         assert (found["stage"], found["counters"]) == (1, counters)
     finally:

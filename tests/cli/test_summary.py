@@ -162,20 +162,20 @@ def test_a_volunteer_sees_the_pipeline_who_is_missing_and_what_was_given() -> No
     )
     text = shown(status)
     assert " ■ [■] □  □  □ " in text and "banned" in text and max(map(len, text.splitlines())) <= 60
-    assert headline(status) == "stage 1 of 5; waiting for three more machines"
+    assert headline(status) == "stage 2 of 5; waiting for three more machines"
     assert thanks(status) == "thank you: 1,234,567 tokens of poem trained here in 1 h 05 min"
     asleep = [
         PeerStatus(peer_id=one * 20, stage=2, state=NODE_STATE_PAUSED, resumes_s=s) for one, s in (("u", 0), ("z", 60))
     ]
     status.peers.extend(asleep)
     words = headline(status)
-    assert words.startswith("stage 1 of 5; stage 2 sleeps until ") and words.endswith("; waiting for two more machines")
+    assert words.startswith("stage 2 of 5; stage 3 sleeps until ") and words.endswith("; waiting for two more machines")
     assert f" with {short(PeerId('z' * 20))};" in words, "the first to wake"
     del status.peers[2:]
     status.tokens_given_before = 1_000_000
     assert thanks(status) == "thank you: 1,234,567 tokens of poem trained here, 234,567 of them in 1 h 05 min"
     status.state = NODE_STATE_JOINING
-    assert headline(status).startswith("stage 1 of 5, fetching its weights; waiting for three")
+    assert headline(status).startswith("stage 2 of 5, fetching its weights; waiting for three")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

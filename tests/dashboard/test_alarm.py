@@ -40,9 +40,9 @@ def test_stages_by_how_many_serve_them() -> None:
     assert kinds(replicas=[2, 1, 2]) == [("stage_thin", "warning")]
     assert kinds(replicas=[2, 1, 0]) == [("stage_empty", "error"), ("stage_thin", "warning")]
     told = alarms(replace(WELL, replicas=[1, 1, 2]))[0]
-    assert told.title == "Stages 0, 1 hang by one node each"
+    assert told.title == "Stages 1-2 hang by one node each"
     assert "two more volunteers," in told.reason, "as many as are needed"
-    assert alarms(replace(WELL, replicas=[2, 1, 2]))[0].title == "Stage 1 hangs by one node"
+    assert alarms(replace(WELL, replicas=[2, 1, 2]))[0].title == "Stage 2 hangs by one node"
 
 
 def test_a_slow_swarm_is_told_as_found() -> None:

@@ -199,7 +199,7 @@ async def test_a_stage_whose_machines_are_paused_sleeps_and_says_until_when() ->
     assert summary["nodes"] == 4, "who sleeps is here"
     told_of = {alarm.kind: alarm for alarm in alarms(view.health(board, [], NOW))}
     assert "stage_empty" not in told_of and told_of["stage_asleep"].level == "warning"
-    assert told_of["stage_asleep"].title.startswith(f"Stage {first.stage} sleeps until ")
+    assert told_of["stage_asleep"].title.startswith(f"Stage {first.stage + 1} sleeps until ")
     assert told_of["stage_asleep"].title.endswith(f"with {name}")
 
 

@@ -102,7 +102,7 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
             await anext(statuses)
     screen.thank()
     said = [one["text"] for one in posted]
-    assert said[:3] == ["meadow: trains stage 1 of 3", "meadow: paused: steam runs", "meadow: trains stage 1 of 3"]
+    assert said[:3] == ["meadow: trains stage 2 of 3", "meadow: paused: steam runs", "meadow: trains stage 2 of 3"]
     assert len(said) == 4 and said[3].startswith("meadow: thank you") and posted[0]["content"] == said[0]
     assert "--notify" not in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ async def test_it_tells_and_does_what_the_verbs_do() -> None:
         url = address.partition("#")[0]
         assert url.startswith("http://127.0.0.1:")
         code, now = await post(url, "status")
-        assert (code, now["headline"], now["paused"]) == (200, "stage 2 of 4; every stage has a machine", "")
+        assert (code, now["headline"], now["paused"]) == (200, "stage 3 of 4; every stage has a machine", "")
         assert now["page"].startswith("http://192.0.2.7:7070/node/")
         code, paused = await post(url, "pause", body={"for_s": 3600, "reason": "snoozed"})
         assert (code, paused["running"], paused["reason"]) == (200, False, "snoozed")
@@ -51,7 +51,7 @@ async def test_it_tells_and_does_what_the_verbs_do() -> None:
         code, kept = await post(url, "record")
         assert code == 200 and kept["samples"] > 0 and len(kept["days"]) == 28
         assert [entry["text"] for entry in kept["entries"]][:3] == [
-            "has moved to stage 2",
+            "has moved to stage 3",
             "works again: within its limits",
             "pauses: steam runs",
         ]
@@ -110,7 +110,7 @@ def test_a_person_pauses_and_sets_limits_by_keyboard_and_pointer(browser: Browse
         until(page, "document.querySelectorAll('#receipts tbody tr').length > 4")
         until(page, "!document.getElementById('rules').hidden")
         assert TOKEN not in page.url
-        assert page.locator("#title").inner_text() == "Stage 2 of 4; every stage has a machine"
+        assert page.locator("#title").inner_text() == "Stage 3 of 4; every stage has a machine"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
         page.screenshot(path=ARTEFACTS / f"ui-{scheme}-{size}.png", full_page=True)
         page.evaluate(AXE)

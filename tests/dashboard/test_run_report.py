@@ -10,6 +10,7 @@ import pytest
 from swarmnode.cli.main import main
 from swarmnode.dashboard import view
 from swarmnode.dashboard.run_report import read_report, report_text, run_report, write_report
+from swarmnode.dashboard.totals import Contribution
 from swarmnode.manifest import PRESETS
 from tests.support.watched import watched_run
 
@@ -45,6 +46,17 @@ def test_receipts_of_others_are_told_and_their_words_are_text(tmp_path: Path) ->
     path = write_report(tmp_path, tree)
     assert path.read_text() == text and read_report(tmp_path, "r" * 64) == tree
     assert read_report(tmp_path, "s" * 64) is None and read_report(tmp_path / "none", "r" * 64) is None
+
+
+def test_energy_is_that_of_machines_whose_owners_told_their_watts(tmp_path: Path) -> None:
+    ada = Contribution("ada")
+    for life, worked_s, watts in ((1, 3600.0, 250), (1, 7200.0, 250), (2, 3600.0, 0)):
+        ada.tell(life, {"worked_s": worked_s}, 0, watts)
+    row = ada.to_json("A", None)
+    assert (row["worked_s"], row["metered_s"], row["kwh"]) == (10_800.0, 7200.0, 0.5)
+    tree = run_report(TINY, "r" * 64, {}, [row, {"name": "bob", "worked_s": 60.0}], "runs/x", "runs/x/archive")
+    assert (tree["energy_kwh"], tree["energy_of_hours"]) == (0.5, 2.0)
+    assert "| energy | 0.5 kWh in 2.0 hours of machines that told their watts |" in report_text(tree)
 
 
 def test_its_commands_are_verbs_with_these_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,7 +214,7 @@ async def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:
         await giver.fallback.offer(OutgoingPacket(4, 0.0, 0, giver.ours.tensors))
         await refused(second, 4, "there is none")
         giver.fallback._here = dataclasses.replace(giver.fallback._here, stage=2)
-        await refused(second, 4, "of stage 1 asked of a replica of stage 2", RemoteFault)
+        await refused(second, 4, "of stage 2 asked of a replica of stage 3", RemoteFault)
 
 
 async def test_a_packet_beyond_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
 
         seen = json.loads(await output_of("doctor", line, "--json", "--home", str(tmp_path / "patient")))
         assert seen["exit_code"] == 0 and seen["stages"] == [0, 1] and seen["tokens_per_s"] > 0, seen
-        assert seen["verdict"].startswith("you can hold stages 0-1, about "), seen
+        assert seen["verdict"].startswith("you can hold stages 1-2, about "), seen
         seen = json.loads(await output_of("doctor", "--json", "--home", str(home)))
         peers = next(check for check in seen["checks"] if check["name"] == "peers")
         assert peers["ok"] and any(check["name"] == "reach" for check in seen["checks"]), seen

@@ -39,7 +39,7 @@ async def test_a_machine_serves_two_stages_and_averages_with_one_of_one(tmp_path
         assert status is not None
         parts = [peer for peer in status.peers if machine_of(PeerId(peer.peer_id)) == status.peer_id]
         assert [part_of(PeerId(peer.peer_id)) for peer in parts] == [1]
-        assert headline(status).startswith("stages 0 to 1 of 2")
+        assert headline(status).startswith("stages 1-2 of 2")
         shown = json.loads(await output_of("status", "--json", "--home", str(tmp_path / "wide")))
         assert {peer["stage"] for peer in shown["peers"]} == {1}
     finally:

@@ -268,7 +268,7 @@ def test_marks_do_not_hide_ids_that_are_out_of_range(stage: int) -> None:
             chain[stage].forward(bad if stage == 0 else x, keep=True, tokens=bad)
     few = SampleBatch(good.tokens[:3], good.loss_mask[:3]).to_wire()  # type: ignore[index]
     if stage == 1:
-        with pytest.raises(RemoteFault, match="stage 1: 4 samples announced, 3 sent"):
+        with pytest.raises(RemoteFault, match="stage 2: 4 samples announced, 3 sent"):
             chain[1].forward(x, keep=True, tokens=few)
         with pytest.raises(AssertionError, match="need their tokens"):
             chain[1].forward(x, keep=True)

@@ -266,7 +266,7 @@ def test_a_round_is_repeated_and_nothing_counts_twice(method: str, codec: str) -
         replica, packet = met()
         before = slow_state(replica)
         if k % 3 == 0:
-            with Scarce(range(k, 10**9)), pytest.raises(LocalFault, match="memory ran out in a round of stage 0"):
+            with Scarce(range(k, 10**9)), pytest.raises(LocalFault, match="memory ran out in a round of stage 1"):
                 replica.apply(0, 1.0, [packet])
             assert all(map(torch.equal, slow_state(replica), before))
         with Scarce(range(k, k + 1)):

@@ -140,7 +140,7 @@ async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_bu
             await kept.sources.transport.call(donor.node.me, call, timeout_s=60.0, reply_bytes_max=0)
 
         for cut, stage in ((WHOLE, 1), (SLOW, 0)):
-            with pytest.raises(RemoteFault, match="slow weights of stage 1"):
+            with pytest.raises(RemoteFault, match="slow weights of stage 2"):
                 await ask(cut, stage)
         await ask(SLOW)
         donor.served.donor._next_s = asyncio.get_running_loop().time() + 30.0
@@ -232,7 +232,7 @@ async def test_a_goodbye_is_taken_of_the_last_replica_alone(tmp_path: Path) -> N
         people = await trained(v, (0, 1, 1))
         with pytest.raises(Unavailable, match="who stays"):
             await kept.sources.take_over(people[1].node.me, 1)
-        with pytest.raises(RemoteFault, match="does not serve stage 0"):
+        with pytest.raises(RemoteFault, match="does not serve stage 1"):
             await kept.sources.take_over(people[1].node.me, 0)
         for run_id, stage in ((RUN, 2), ("another", 0)):
             call = Call(call_pb2.Request(run_id=run_id, handover=call_pb2.Handover(stage=stage)))

@@ -165,5 +165,5 @@ async def test_an_endless_restore_claim_delays_no_other_node() -> None:
         joiner = v.add(1)
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: joiner.node.state == training, "the stage is served again")
-        assert any("brings stage 1 back" in str(f["reason"]) for f in told(joiner, "recovery.waiting"))
+        assert any("brings stage 2 back" in str(f["reason"]) for f in told(joiner, "recovery.waiting"))
         await v.trains(128, "training goes on")

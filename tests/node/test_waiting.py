@@ -66,13 +66,13 @@ class Watched:
 async def test_a_stage_without_a_machine_and_one_that_sleeps() -> None:
     async with village(manifest(2), stages=(0,)) as v:
         alone = Watched(v, v.people[0])
-        await v.until(alone.says("until a machine serves stage 1. What helps: invite one machine"), "told", BOUND_S)
+        await v.until(alone.says("until a machine serves stage 2. What helps: invite one machine"), "told", BOUND_S)
         assert not trains(alone.status()), "nothing has passed through it"
         other = v.add(1)
         await v.fed(64)
         assert trains(alone.status()) and "What helps" not in shown(alone.status())
         await other.node.pause_control.apply(False, "snoozed")
-        await v.until(alone.says("stage 1 sleeps"), "told", BOUND_S)
+        await v.until(alone.says("stage 2 sleeps"), "told", BOUND_S)
         await other.node.pause_control.apply(True, "resumed")
         await v.trains(64, "it goes on")
         await v.until(lambda: trains(alone.status()), "and says so", CALM_S + BOUND_S)

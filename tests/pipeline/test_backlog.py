@@ -244,5 +244,5 @@ def test_a_microbatch_visits_all_stages_in_order(way: tuple[int, ...]) -> None:
     bad = wire.Process(microbatch_id=b"m" * 16, itinerary=way, position=1, purpose=wire.PURPOSE_TRAIN)
     with pytest.raises(RemoteFault, match="in order"):
         check_way(Manifest(), 1, bad)
-    with pytest.raises(RemoteFault, match="position 1 sent to a replica of stage 2"):
+    with pytest.raises(RemoteFault, match="position 1 sent to a replica of stage 3"):
         check_way(Manifest(), 2, good)

@@ -225,7 +225,7 @@ async def test_no_retry_when_too_little_time_is_left() -> None:
 
         network.link = link
         people[0].next_hop.record_latency(1, 80.0)
-        with pytest.raises(MicrobatchLost, match="no route to stage 1"):
+        with pytest.raises(MicrobatchLost, match="no route to stage 2"):
             await people[0].feed(deadline_s=20.0)
         assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]
 

@@ -162,7 +162,7 @@ def test_a_node_on_its_way_counts_where_it_goes() -> None:
     """Everybody sees it coming: a second one does not follow it."""
     fleet = [member(0, 0, 4.0), member(1, 0, 4.0), member(2, 0, 4.0), member(3, 1, 4.0), member(4, 1, 0.1)]
     move, reason = plan_move(swarm_of(fleet, 2), [1.0, 1.0], RebalanceRules(1.5, 1))
-    assert move is not None and move.source == 0 and "stage 1 is the slowest" in reason
+    assert move is not None and move.source == 0 and "stage 2 is the slowest" in reason
     going = [dataclasses.replace(m, moving_to=1) if m.peer == move.peer else m for m in fleet]
     assert plan_move(swarm_of(going, 2), [1.0, 1.0], RebalanceRules(1.5, 1))[0] is None
     stage, _ = choose_stage(swarm_of(going, 2), [1.0, 1.0], RebalanceRules(1.1, 1), random.Random(0))

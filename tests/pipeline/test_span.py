@@ -97,4 +97,4 @@ def test_an_empty_stage_is_filled_at_the_price_of_a_thin_one() -> None:
     empty = Swarm.of([m for m in halves(1.0, 2.0, 1.0).members() if m.stage != 1 and m.peer not in ("y2", "z2")], 4)
     block, reason = move_block(empty, (1.0,) * 4, RULES, range(2, 4), 1.0, BLOCKS)
     assert block == range(2), reason
-    assert reason == "nobody serves stage 1"
+    assert reason == "nobody serves stage 2"

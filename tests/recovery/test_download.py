@@ -231,7 +231,7 @@ async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer],
     for giver in givers:
         giver.donor.close()
     # With nobody else to ask it is given up, with one line that says why.
-    with pytest.raises(Unavailable, match=r"no state for stage 1 after .* the last: .*peerA"):
+    with pytest.raises(Unavailable, match=r"no state for stage 2 after .* the last: .*peerA"):
         await fetch(world, [A], round_min=4)
 
 
@@ -333,7 +333,7 @@ async def test_a_donor_refuses_what_is_wrong() -> None:
     donor = giver.donor
     with pytest.raises(RemoteFault, match="of run"):
         await donor.offer(B, ask(run=RunId("00" * 32)))
-    with pytest.raises(RemoteFault, match="stage 2 asked of a replica of stage 1"):
+    with pytest.raises(RemoteFault, match="stage 3 asked of a replica of stage 2"):
         await donor.offer(B, ask(stage=2))
     with pytest.raises(Unavailable, match="round 5 here; 9 was asked"):
         await donor.offer(B, ask(9))
