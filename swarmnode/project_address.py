@@ -1,5 +1,5 @@
-"""Where this package's project lives, as the installed wheel says (pyproject.toml, `Homepage`), and how it is installed
-from there. `make release` makes what lies there (deploy/served.py)."""
+"""The address where this package's project lives, as the installed wheel says (pyproject.toml, `Homepage`), and how it
+is installed from there. `make release` makes what lies there (deploy/served.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person at the machine feels of a node: a compilation beside a node at work, and beside the same node paused.
+"""The part of a machine that its user misses: a compilation beside a node at work, and beside the same node paused.
 
 The compilation takes all cores (Python's byte compiler on a copy of the standard library's modules, a process a core).
 Each pair is measured one right after the other, in turns of order, so that what else the machine does is in both.

@@ -84,7 +84,7 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
 )
 @JSON
 def foreground(pairs: int, idle_s: float, priority: str, as_json: bool) -> None:
-    """What you feel of a node at this machine: a compilation on all cores beside a node that works and beside the same
+    """Measure what you feel of a node here: a compilation on all cores beside a node that works and beside the same
     node paused, in pairs; and the share of a core that the paused node takes. The node trains the demo's model."""
     from swarmnode.bench import foreground as measured
 

@@ -261,7 +261,7 @@ def test_marks_do_not_hide_ids_that_are_out_of_range(stage: int) -> None:
     raw = np.frombuffer(good.to_wire().data, "<u4").reshape(4, 17).copy()
     raw[1, 2] = UNCOUNTED | TINY.vocabulary
     bad = replace(good.to_wire(), data=raw.tobytes())
-    with pytest.raises(RemoteFault, match=f"stage {stage}: token id 50 in a vocabulary of 50"):
+    with pytest.raises(RemoteFault, match=f"stage {stage + 1}: token id 50 in a vocabulary of 50"):
         if stage == 2:
             chain[2].loss(x, bad, 4, train=True)
         else:
