@@ -27,10 +27,13 @@ from swarmnode.local.child import NodePlan, node_command
 from swarmnode.local.fleet import FleetPlan
 from swarmnode.local.session import Conditions, Session, SessionView
 from swarmnode.local.summary import NodeFacts, count, parse_series
-from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest, manifest_at
+from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest, Recipe, manifest_at
 from swarmnode.manifest.text import parse, template, with_value
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
+from swarmnode.planner.fitted import PROCESSOR_GB, fitted
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
 from swarmnode.user_folders import default_cache
 
 FIRST_S = 30.0  # measured apart: connections are new, and nodes a part of a step apart
@@ -142,6 +145,13 @@ def check(spec: WanSpec, manifest: Manifest) -> None:
             " less, or fewer --nodes. A device that is k times as fast and takes steps of k times as many tokens has"
             " the same ratio of compute to bytes"
         )
+
+
+def machines_of(spec: WanSpec) -> MachineKind:
+    """The fleet as `swarmnode init` and `plan` know it."""
+    line = spec.line
+    place = Address("local", line.delay_s)
+    return MachineKind("home", spec.nodes, spec.flops, line.up_bps / 8, line.down_bps / 8, place, memory_gb=PROCESSOR_GB)
 
 
 def sample_s(manifest: Manifest, flops: float) -> float:
@@ -342,10 +352,12 @@ def _needed(reference: Mapping[int, float], loss: float) -> float:
     return 0.0
 
 
-def manifest_of(run: Path | None, stages: int, settings: Sequence[str]) -> Manifest:
-    """The manifest at `run` (None: the demo's) with so many `stages` and `settings`, each KEY=VALUE. Raises
-    ManifestError, UsageError."""
+def manifest_of(run: Path | None, stages: int, settings: Sequence[str], fleet: WanSpec | None = None) -> Manifest:
+    """The manifest at `run` (None: the demo's) with so many `stages` and `settings`, each KEY=VALUE; with `fleet` as
+    `swarmnode init` makes it for that. Raises ManifestError, UsageError."""
     manifest = PRESETS["demo"] if run is None else manifest_at(run)
+    if fleet is not None:
+        manifest = fitted(Recipe(manifest, {}), [machines_of(fleet)], stages=stages).recipe.manifest
     lines = with_value(template(manifest), "pipeline.stages", str(stages))
     for setting in settings:
         key, equals, value = setting.partition("=")

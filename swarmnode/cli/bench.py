@@ -102,6 +102,7 @@ def foreground(pairs: int, idle_s: float, priority: str, as_json: bool) -> None:
 @click.option("--leave", type=Parsed("16%/h", parse_leaves), default="16%/h", help="Nodes killed and replaced, of all.")
 @click.option("--for", "for_s", type=DURATION, default="120s", help="Time of each run, from when all nodes train.")
 @click.option("--flops", type=click.FloatRange(1e3, 1e18), default=1e9, help="FLOP/s of each node's device.")
+@click.option("--fit", is_flag=True, help="Settings as `init` makes them for these lines and devices.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A value of the manifest.")
 @JSON
 def wan(
@@ -115,6 +116,7 @@ def wan(
     leave: float,
     for_s: float,
     flops: float,
+    fit: bool,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -136,5 +138,5 @@ def wan(
 
     line = LineSpec(up_bps, down_bps, delay_s / 2.0, loss)
     spec = measured.WanSpec(nodes, line, flops, leave * nodes, for_s)
-    made = [measured.manifest_of(run, number, settings) for number in stages]
+    made = [measured.manifest_of(run, number, settings, spec if fit else None) for number in stages]
     show(measured.run(made, spec, note, data_root=run if run is not None and run.is_dir() else None), as_json)

@@ -18,6 +18,7 @@ from swarmnode.cli.bench import command
 from swarmnode.errors import ManifestError, UsageError
 from swarmnode.local.child import NodePlan
 from swarmnode.machine.device_pace import device_pace
+from swarmnode.planner.geography import rtt_s
 from swarmnode.ports import Priority
 
 LINE = LineSpec(20e6, 100e6, 0.05, 0.01)
@@ -65,6 +66,20 @@ def test_values_of_the_manifest_can_be_set(tmp_path: Path) -> None:
         wan.manifest_of(None, 7, [])
     with pytest.raises(UsageError, match="swarmnode init"):
         wan.manifest_of(tmp_path, 1, [])
+
+
+def test_settings_fit_the_lines_and_those_given_stand() -> None:
+    fleet = wan.WanSpec(12, LINE, 1e9, 0.0, 60.0)
+    thin = wan.WanSpec(12, LineSpec(1e6, 5e6, 0.1, 0.01), 1e9, 0.0, 60.0)
+    made = wan.manifest_of(None, 1, ["inner.muon_momentum=0.8"], fleet)
+    plain = wan.manifest_of(None, 1, ())
+    assert made.inner.inner_batch > plain.inner.inner_batch and made.inner.muon_momentum == 0.8
+    assert made.gossip.method == "gradient"
+    assert wan.manifest_of(None, 3, (), fleet).pipeline.stages == 3
+    more = wan.manifest_of(None, 1, (), thin)
+    assert more.inner.inner_batch > made.inner.inner_batch or more.gossip.codec != made.gossip.codec
+    kind = wan.machines_of(fleet)
+    assert rtt_s(kind.address, kind.address) == pytest.approx(2 * LINE.delay_s, rel=0.1)
 
 
 @pytest.mark.parametrize("stages", [1, 3])
