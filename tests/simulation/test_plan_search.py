@@ -349,7 +349,7 @@ def test_a_fleet_that_waits_for_lines_gets_a_batch_slots_and_patience() -> None:
     batch = max(made.inner.inner_batch, made.inner.inner_batch_max)
     assert batch >= 0.5 * in_flight_needed(made, fleet) > 4 * RUN.inner.inner_batch
     assert made.limits.microbatch_timeout_s >= batch / rate and made.limits.in_flight_max >= 8
-    rare = search(cut(1), [card(mbps=2.0)], TOKENS).best.manifest
+    rare = search(cut(1), [card(mbps=1.0)], TOKENS).best.manifest
     assert rare.gossip.round_samples > 8 * rare.inner.inner_batch
     assert rare.recovery.snapshot_rounds_max < RUN.recovery.snapshot_rounds_max
     assert rare.limits.exchange_timeout_s > RUN.limits.exchange_timeout_s
