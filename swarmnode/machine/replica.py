@@ -18,7 +18,6 @@ from swarmnode.gossip.butterfly.word import short_digest
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.ids import stage_name
 from swarmnode.large_buffer import large_buffer
-from swarmnode.machine.heap import give_back
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes, tried, twice
@@ -281,7 +280,6 @@ class TorchReplica:
         """Like `message`, before the tensors are written."""
         if self.outer.steps_early:
             self.stage.stash.before_step(inner=False)
-        self._give_back()
         draft = self._again(lambda: self.outer.draft(round_index))
         return draft.written_beside() if self.outer.splits else draft
 
@@ -308,13 +306,7 @@ class TorchReplica:
         self._again(partial(self.outer.prepare, packets))
         return slow_and_fast(self.stage, self.outer, slow, self._again_beside, lone=lone)
 
-    def _give_back(self) -> None:
-        """Without what microbatches have freed a round takes as much memory again."""
-        if self.stage.device.type == "cpu":
-            give_back()
-
     def draft_pieces(self, round_index: int) -> DraftedPieces:
-        self._give_back()
         return self._again(lambda: self.outer.in_pieces.draft(round_index))
 
     def piece_digest(self, data: Data) -> bytes:
