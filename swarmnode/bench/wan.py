@@ -151,7 +151,9 @@ def machines_of(spec: WanSpec) -> MachineKind:
     """The fleet as `swarmnode init` and `plan` know it."""
     line = spec.line
     place = Address("local", line.delay_s)
-    return MachineKind("home", spec.nodes, spec.flops, line.up_bps / 8, line.down_bps / 8, place, memory_gb=PROCESSOR_GB)
+    return MachineKind(
+        "home", spec.nodes, spec.flops, line.up_bps / 8, line.down_bps / 8, place, memory_gb=PROCESSOR_GB
+    )
 
 
 def sample_s(manifest: Manifest, flops: float) -> float:
