@@ -226,11 +226,13 @@ WORDS = (
     _of(
         "Snapshot",
         "inner_steps gradient_norm bump_steps",
-        "the number that its newcomer states of its steps; how two neighbours mix in a rebuilt stage, and its first rate",
+        "the number that its newcomer states of its steps; how two neighbours mix in a rebuilt stage; its rate",
         "between the two neighbours' weights, which are compared; as many steps as a rebuild has",
         "model/stage.py, recovery/checkfree.py",
     ),
-    _of("Snapshot", "warrant", "that a machine archives for the owner", "the owner's signature", "membership/access.py"),
+    _of(
+        "Snapshot", "warrant", "that a machine has the owner's archive", "the owner's signature", "membership/access.py"
+    ),
     _of("Reserved", "granted ahead", "where the microbatch goes", "answers that come or do not", "pipeline/route.py"),
     _of(
         "Handover",

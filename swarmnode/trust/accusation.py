@@ -172,7 +172,7 @@ class Accusations:
                 if not auditor.audits.convicted(claim.server):  # by others that were shown before
                     await self._judge(peer, claim, shown)
         except (Unavailable, RemoteFault) as error:
-            auditor.tell(claim.server, stage, "undone", str(error))
+            auditor.findings.tell(claim.server, stage, "undone", str(error))
 
     async def _judge(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """`_look` at one that others did not convict before. Raises Unavailable, RemoteFault."""
@@ -193,7 +193,7 @@ class Accusations:
         if decides and due:
             await self._by_own_weights(claim, shown, theirs, reason)
         else:
-            auditor.tell(claim.server, stage, "undecided", reason)
+            auditor.findings.tell(claim.server, stage, "undecided", reason)
 
     async def _by_own_weights(self, claim: HopClaim, shown: HopEvidence | None, theirs: HopAnswer, reason: str) -> None:
         """Judge an answer that was shown. Its accuser chose what to show, and when: the very weights that answered
@@ -210,6 +210,6 @@ class Accusations:
         reason = f"{reason}; like its own weights: {own}"
         if found is Evidence.OWN_OTHER and ((comparable and made.apart == 0) or own.cosine < LATER[-1][1]):
             microbatch = bytes(claim.statement.microbatch_id)
-            auditor.conclude(claim.server, stage, found, microbatch, reason, comparable=comparable)
+            auditor.findings.conclude(claim.server, stage, found, microbatch, reason, comparable=comparable)
         else:
-            auditor.tell(claim.server, stage, "undecided", reason)
+            auditor.findings.tell(claim.server, stage, "undecided", reason)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -23,29 +22,23 @@ from typing import Any
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, cause_of
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, machine_of, seeded, short
-from swarmnode.judge import ASKED_S, TensorFingerprints
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import Swarm
-from swarmnode.metrics import name
-from swarmnode.ports import Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
-from swarmnode.remembered import Remembered
-from swarmnode.trust import statement as statements
-from swarmnode.trust.audit import EXAMINED_S, Audits
+from swarmnode.ports import Compute, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.trust.audit import Audits
 from swarmnode.trust.exact_check import ExactCheck, Exactness, Voter, of_same_weights
-from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
-from swarmnode.trust.verdict import Evidence, Judgement, by_own_weights, verdict
-from swarmnode.trust.witness import REPLY_SLACK_BYTES, Witnesses
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.trust.examination import Examinations
+from swarmnode.trust.findings import Findings
+from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence, Statements
+from swarmnode.trust.verdict import Evidence, Judgement, by_own_weights
+from swarmnode.trust.witness import Witnesses
 
-EXAMINED = 4  # guess: answers of a suspect that are asked for after each copy of its weights
 AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked meanwhile
 DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is checked too
-SHOWN_MAX = 16  # guess: peers shown a false answer, of its callers and of its stage
 
 Exclude = Callable[[PeerId, str], None]
 Check = Callable[[HopClaim], Coroutine[Any, Any, None]]
-OUTCOMES = {Judgement.RIGHT: "right", Judgement.FALSE: "wrong"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,47 +82,17 @@ class Auditor:
         self.weights = weights
         self.exact = averages_gradients(manifest)  # replicas of a stage hold equal weights (exact_check.py)
         self._stage = stage
-        self._identity = identity
+        self.statements = Statements(run_id, identity)
         self._replica = replica
         self._compute = compute
         self._swarm = swarm
         self._tasks = tasks
-        self._telemetry = telemetry
-        self._exclude = exclude
-        self._asked = dict[PeerId, asyncio.Future[HopClaim] | None]()  # those examined, and the answer of each
-        self._wanted = dict[int, tuple[PeerId, int, float]]()  # by stage, who is to answer, how often, and from when
-        self._copied_s = Remembered[PeerId, float]()  # when weights of those examined came
+        self.findings = Findings(self.audits, swarm, telemetry, exclude)
+        self._examinations = Examinations()
         self._rng = rng
         self._under_way = 0
         # Of sketches: a liar that knew them could point where they do not look.
         self._signs = seeded("sketch", identity.seed.hex()).getrandbits(32)
-
-    # ---- our own answers and those to us, on the compute thread
-
-    def sign(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
-        """Add our signed statement of our answer to `client` to `report`, whose inner steps are set."""
-        if process.mark_position != process.position:  # this caller did not ask
-            prints = replace(prints, mark=b"")
-        mine = statements.stated(self.run_id, process, self.me, client, prints, report)
-        statements.sign(mine, self._identity)
-        report.sent = mine.sent
-        report.got = mine.got
-        report.mark = mine.mark
-        report.signature = mine.signature
-
-    def checked(
-        self, process: wire.Process, server: PeerId, report: wire.Processed, prints: TensorFingerprints
-    ) -> wire.Statement:
-        """The verified statement of `server` about its answer `report` to us. `process` is the request as it arrived
-        there, `prints` our own fingerprints. Raises RemoteFault if it does not verify."""
-        theirs = replace(prints, sent=report.sent, got=report.got, mark=report.mark)
-        statement = statements.stated(self.run_id, process, server, self.me, theirs, report)
-        statement.signature = report.signature
-        statements.check(statement)
-        last = process.position == len(process.itinerary) - 1
-        if last != (not report.sent):
-            raise RemoteFault(f"statement of {short(server)} that names {'activations' if last else 'no activations'}")
-        return statement
 
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> Sequence[float]:
         """The sketch of an answer over its length; empty where checks are exact. Raises RemoteFault."""
@@ -156,16 +119,13 @@ class Auditor:
         now_s = asyncio.get_running_loop().time()
         claim = replace(claim, came_s=now_s)
         self.witnesses.at_work[server] = None
-        asked = self._asked.get(server)
-        due = asked is not None and not asked.done()
+        due = self._examinations.take(claim)
         means = self.audits.means(stage)
-        copied = now_s < self._copied_s.get(server, -math.inf) + EXAMINED_S
-        examined = due or (copied and means.aside(server))
+        examined = due or (means.aside(server) and self._examinations.lately(server, now_s))
         means.observe(server, claim.sketch, now_s, examined=examined)
         if examined and means.two_faced(server):
             self._conclude(claim, Evidence.TWO_FACED, "its answers point elsewhere while nobody examines it")
-        if asked is not None and due:
-            asked.set_result(claim)
+        if due:
             return
         spoken = means.speaks(server) and stage == 0  # nobody chooses which microbatch a feeder sends
         chosen = self.audits.chosen(server, self._rng.random(), len(self._swarm().serving(self._stage)))
@@ -187,15 +147,12 @@ class Auditor:
         one can answer. Each that is examined gets one at times; then it is the others that do not get it."""
         peers = [member.peer for member in self._swarm().serving(stage)]
         now_s = asyncio.get_running_loop().time()
-        wanted, times, from_s = self._wanted.get(stage, (self.me, 0, 0.0))
-        if train and times and now_s >= from_s and wanted in peers:
-            # Not at once again: that would be the same microbatch.
-            self._wanted[stage] = wanted, times - 1, now_s + EXAMINED_S / (EXAMINED + 1)
-            return [peer for peer in peers if peer != wanted]
+        if train and (one := self._examinations.turn(stage, peers, now_s)) is not None:
+            return [peer for peer in peers if peer != one]
         for peer in peers:
             known = self.audits.examined(peer, stage) and peer in self.witnesses.at_work
-            if known and peer not in self._asked and self.audits.weighable(peer, now_s):
-                self._asked[peer] = None
+            if known and peer not in self._examinations and self.audits.weighable(peer, now_s):
+                self._examinations.begin(peer)
                 self.spawn(self._examining(peer, stage))
         return [peer for peer in peers if self.withholds(peer, stage)]
 
@@ -224,7 +181,7 @@ class Auditor:
                 current = await self._check_hop(current, made)
                 made = ()
         except (Unavailable, RemoteFault, LocalFault) as error:
-            self.tell(claim.server, claim.statement.stage, "undone", str(error))
+            self.findings.tell(claim.server, claim.statement.stage, "undone", str(error))
 
     async def _check_hop(self, claim: HopClaim, made: Sequence[Voter]) -> HopClaim | None:
         """Check one hop; return the next one if it should be checked too. Raises Unavailable or RemoteFault if the
@@ -261,7 +218,7 @@ class Auditor:
                 break
         # One that is alone is examined until it was right once: a copy of its weights costs more than a hop.
         if not against and (failures or others or self.audits.in_row(server)):
-            self.tell(server, stage, "undone", "; ".join(failures) or "no other replica")
+            self.findings.tell(server, stage, "undone", "; ".join(failures) or "no other replica")
             return None
         await self._by_own_weights(claim, shown, [mine, *against])
         return None
@@ -288,14 +245,14 @@ class Auditor:
         loss_sum = max(one.loss_sum for _, one in voters) if shown is None else shown.next.loss_sum
         if self.witnesses.is_noise(claim, loss_sum):
             what = f"a loss of {loss_sum:.3g} nats: gradients are noise"
-            self.tell(claim.server, claim.statement.stage, "undecided", what)
+            self.findings.tell(claim.server, claim.statement.stage, "undecided", what)
             return
         for voter in voters:
             peer, answered = voter
             stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
             now_s = asyncio.get_running_loop().time()
             if not self.audits.weighable(peer, now_s):
-                self.tell(peer, claim.statement.stage, "undecided", "its weights were fetched a moment ago")
+                self.findings.tell(peer, claim.statement.stage, "undecided", "its weights were fetched a moment ago")
                 continue
             try:
                 async with self.weights(peer, claim.statement.stage) as own:
@@ -320,10 +277,10 @@ class Auditor:
         began_s = loop.time()
         try:
             if self.exact and len(self._swarm().serving(stage)) > 2:  # two others hold the same weights
-                await self.check(await self._next_of(peer, stage))
+                await self.check(await self._examinations.next_of(peer, stage))
                 return
             async with self.weights(peer, stage) as own:
-                claim = await self._next_of(peer, stage)
+                claim = await self._examinations.next_of(peer, stage)
                 shown = await self._shown(claim)
                 if shown is None and self._inner(stage):
                     return
@@ -332,20 +289,10 @@ class Auditor:
                     voter = peer, claim.answer(None if shown is None else shown.sent)
                     await self._weigh(own, claim, shown, voter)
         except (TimeoutError, Unavailable, RemoteFault, LocalFault) as error:
-            self.tell(peer, stage, "undone", cause_of(error))
+            self.findings.tell(peer, stage, "undone", cause_of(error))
         finally:
-            del self._asked[peer]
+            self._examinations.end(peer)
             self.audits.weighed(peer, stage, loop.time() - began_s, loop.time())
-
-    async def _next_of(self, peer: PeerId, stage: int) -> HopClaim:
-        """The answer of `peer` to the next microbatch. Raises TimeoutError."""
-        now_s = asyncio.get_running_loop().time()
-        self._wanted[stage] = peer, EXAMINED, now_s
-        self._copied_s[peer] = now_s
-        answered: asyncio.Future[HopClaim] = asyncio.get_running_loop().create_future()
-        self._asked[peer] = answered
-        async with asyncio.timeout(ASKED_S):
-            return await answered
 
     def _inner(self, stage: int) -> bool:
         """Whether a replica of `stage` sends activations on and gets gradients back."""
@@ -358,9 +305,7 @@ class Auditor:
         try:
             return await self.witnesses.opened(claim)
         except (Unavailable, RemoteFault) as error:
-            if self.audits.unshown(claim.server):
-                self._exclude(claim.server, f"it does not show the evidence of its answers: {error}")
-            self.tell(claim.server, claim.statement.stage, "unshown", str(error))
+            self.findings.unshown(claim.server, claim.statement.stage, str(error))
             return None
 
     # ---- verdicts
@@ -378,62 +323,14 @@ class Auditor:
         """Do what the table says of `evidence` about the server of `claim`, or about another `voter` on its hop."""
         stated = claim.statement
         peer = claim.server if voter is None else voter[0]
-        found = self.conclude(peer, stated.stage, evidence, bytes(stated.microbatch_id), reason, comparable=comparable)
+        named = bytes(stated.microbatch_id)
+        found = self.findings.conclude(peer, stated.stage, evidence, named, reason, comparable=comparable)
         if found is Judgement.FALSE and stated.stage:  # a feeder signs nothing
             answered = claim.answer(None if shown is None else shown.sent) if voter is None else voter[1]
-            self.spawn(self._accuse(claim, shown, answered))
-
-    def conclude(
-        self,
-        peer: PeerId,
-        stage: int,
-        evidence: Evidence,
-        microbatch: bytes,
-        reason: str,
-        *,
-        comparable: bool = False,
-    ) -> Judgement:
-        """The verdict on `peer`, of `stage`, of `evidence` about `microbatch`, which is recorded."""
-        now_s = asyncio.get_running_loop().time()
-        found = verdict(evidence, len(self._swarm().serving(stage)), comparable=comparable)
-        means = self.audits.means(stage)
-        out = self.audits.record(peer, found, microbatch, now_s)
-        if found in (Judgement.FALSE, Judgement.UNEXPLAINED, Judgement.ASIDE):
-            means.put_aside(peer, now_s)
-        elif evidence is Evidence.OWN_SAME:
-            means.excuse(peer)
-        if found is Judgement.FALSE:
-            self._telemetry.count(name.PEER_FAULTS, kind="wrong")
-        if out:
-            self._exclude(peer, f"its answers are false; {reason}")
-        self.tell(peer, stage, OUTCOMES.get(found, "undecided"), f"{evidence.value}: {reason}")
-        return found
+            self.spawn(self.witnesses.accuse(self._stage, claim, shown, answered))
 
     def _deeper(self, claim: HopClaim, shown: HopEvidence | None) -> HopClaim | None:
         """After a right hop the next one, if it should be checked too."""
         if shown is None or self.audits.doubted(claim.server) or self._rng.random() >= DEEPER_SHARE:
             return None
         return HopClaim(shown.next, claim.samples, shown.sent, claim.tokens, shown.got, claim.came_s)
-
-    async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
-        """Show a false answer for the hop of `claim` to its other callers and to other replicas of its stage, one after
-        another (accusation.py)."""
-        stated = answered.statement or claim.statement
-        digest = self.witnesses.boundary_digest
-        accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=digest)
-        tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
-        if shown is not None and answered.sent is not None:
-            tensors += (answered.sent, shown.got)
-            accusation.next.CopyFrom(shown.next)
-        stages = (self._stage, stated.stage)
-        callers, mates = (self.witnesses.others(of, PeerId(stated.server), most=SHOWN_MAX) for of in stages)
-        for peer in (*callers, *mates):
-            call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
-            with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
-                await self.witnesses.transport.call(peer, call, timeout_s=ASKED_S, reply_bytes_max=REPLY_SLACK_BYTES)
-
-    def tell(self, peer: PeerId, stage: int, outcome: str, reason: str) -> None:
-        """Count a check and log it."""
-        self._telemetry.count(name.AUDITS, outcome=outcome)
-        level = {"right": "debug", "undone": "debug", "undecided": "info"}.get(outcome, "warning")
-        self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)

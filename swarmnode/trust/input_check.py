@@ -91,18 +91,18 @@ class InputAuditor:
                 return self._other_text(claim)
             readings.append((peer, tokens))
         if not readings:
-            auditor.tell(claim.server, 0, "undone", "; ".join(failures) or "no other feeder")
+            auditor.findings.tell(claim.server, 0, "undone", "; ".join(failures) or "no other feeder")
             return False
         try:
             own = await self._read(range(first, first + claim.samples))
         except (Unavailable, RemoteFault, DataError, LocalFault) as error:
-            auditor.tell(claim.server, 0, "undecided", "; ".join([*failures, str(error)]))
+            auditor.findings.tell(claim.server, 0, "undecided", "; ".join([*failures, str(error)]))
             return False
         return same_tokens(own, claim.tokens) or self._other_text(claim)
 
     def _other_text(self, claim: HopClaim) -> bool:
         named = bytes(claim.statement.microbatch_id), "other tokens under the same numbers"
-        self._auditor.conclude(claim.server, 0, Evidence.OTHER_TEXT, *named)
+        self._auditor.findings.conclude(claim.server, 0, Evidence.OTHER_TEXT, *named)
         return False
 
     async def _text_of(self, peer: PeerId, claim: HopClaim, first: int) -> tuple[WireTensor, Voter]:

@@ -44,7 +44,7 @@ class StageJudge:
     ) -> Claim | None:
         x, tokens, gradient = tensors
         prints = TensorFingerprints(*map(self.replica.fingerprint, tensors))
-        stated = self.auditor.checked(process, peer, report, prints)
+        stated = self.auditor.statements.checked(process, peer, report, prints)
         return HopClaim(stated, process.samples, x, tokens, gradient)
 
     def measured(self, claim: Claim) -> Claim:
@@ -72,7 +72,7 @@ class StageJudge:
         return TensorFingerprints(of(x), then.tokens, of(gradient), then.x, then.gradient, mark, steps=steps)
 
     def sign(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
-        self.auditor.sign(process, client, prints, report)
+        self.auditor.statements.sign(process, client, prints, report)
 
     def keep(self, process: wire.Process, sent: WireTensor, got: WireTensor, claim: Claim) -> None:
         assert isinstance(claim, HopClaim)

@@ -8,7 +8,7 @@ hop and compare (auditor.py). A false answer and its statement can be shown to o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
@@ -68,6 +68,39 @@ def check(statement: wire.Statement) -> None:
         server, unsigned(_DOMAIN, statement), statement.signature
     ):
         raise RemoteFault(f"statement of {short(server)} is forged: its signature does not verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Statements of our own answers and of those to us, in one run."""
+
+    run_id: str
+    identity: Identity
+
+    def sign(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
+        """Add our signed statement of our answer to `client` to `report`, whose inner steps are set."""
+        if process.mark_position != process.position:  # this caller did not ask
+            prints = replace(prints, mark=b"")
+        mine = stated(self.run_id, process, self.identity.peer_id, client, prints, report)
+        sign(mine, self.identity)
+        report.sent = mine.sent
+        report.got = mine.got
+        report.mark = mine.mark
+        report.signature = mine.signature
+
+    def checked(
+        self, process: wire.Process, server: PeerId, report: wire.Processed, prints: TensorFingerprints
+    ) -> wire.Statement:
+        """The verified statement of `server` about its answer `report` to us. `process` is the request as it arrived
+        there, `prints` our own fingerprints. Raises RemoteFault if it does not verify."""
+        theirs = replace(prints, sent=report.sent, got=report.got, mark=report.mark)
+        statement = stated(self.run_id, process, server, self.identity.peer_id, theirs, report)
+        statement.signature = report.signature
+        check(statement)
+        last = process.position == len(process.itinerary) - 1
+        if last != (not report.sent):
+            raise RemoteFault(f"statement of {short(server)} that names {'activations' if last else 'no activations'}")
+        return statement
 
 
 @dataclass(frozen=True, slots=True)

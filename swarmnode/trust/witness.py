@@ -12,6 +12,7 @@ This tells a false answer from a true answer to a later stage's false gradient.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarmnode.data.sample import counted_targets
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.judge import ASKED_S
 from swarmnode.manifest import Manifest
@@ -35,6 +36,7 @@ from swarmnode.wire import call_pb2 as wire
 
 VOTES_MAX = 7  # guess: replicas that are asked about one answer, its server among them
 REPLY_SLACK_BYTES = 4096
+SHOWN_MAX = 16  # guess: peers shown a false answer, of its callers and of its stage
 
 
 class Witnesses:
@@ -199,3 +201,19 @@ class Witnesses:
             self._spent()
         self.at_work[peer] = None
         return answer
+
+    async def accuse(self, ours: int, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
+        """Show a false answer for the hop of `claim` to its other callers, of stage `ours`, and to other replicas of
+        its stage, one after another (accusation.py)."""
+        stated = answered.statement or claim.statement
+        accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
+        tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
+        if shown is not None and answered.sent is not None:
+            tensors += (answered.sent, shown.got)
+            accusation.next.CopyFrom(shown.next)
+        stages = (ours, stated.stage)
+        callers, mates = (self.others(of, PeerId(stated.server), most=SHOWN_MAX) for of in stages)
+        for peer in (*callers, *mates):
+            call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
+            with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
+                await self.transport.call(peer, call, timeout_s=ASKED_S, reply_bytes_max=REPLY_SLACK_BYTES)
