@@ -327,10 +327,14 @@ class Auditor:
         found = self.findings.conclude(peer, stated.stage, evidence, named, reason, comparable=comparable)
         if found is Judgement.FALSE and stated.stage:  # a feeder signs nothing
             answered = claim.answer(None if shown is None else shown.sent) if voter is None else voter[1]
-            self.spawn(self.witnesses.accuse(self._stage, claim, shown, answered))
+            self.spawn(self._accuse(claim, shown, answered))
 
     def _deeper(self, claim: HopClaim, shown: HopEvidence | None) -> HopClaim | None:
         """After a right hop the next one, if it should be checked too."""
         if shown is None or self.audits.doubted(claim.server) or self._rng.random() >= DEEPER_SHARE:
             return None
         return HopClaim(shown.next, claim.samples, shown.sent, claim.tokens, shown.got, claim.came_s)
+
+    async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
+        """Show a false answer for the hop of `claim` to others."""
+        await self.witnesses.accuse(self._stage, claim, shown, answered)

@@ -35,8 +35,8 @@ class Examinations:
         del self._answers[peer]
 
     def turn(self, stage: int, peers: Collection[PeerId], now_s: float) -> PeerId | None:
-        """Who of `peers` alone is to get the next microbatch for `stage`; None: anybody. Not at once again: that would
-        be the same microbatch."""
+        """The one of `peers` that alone gets the next microbatch for `stage`; None: anybody. It is not asked at once
+        again: that would be the same microbatch."""
         if stage not in self._turns:
             return None
         peer, times, from_s = self._turns[stage]

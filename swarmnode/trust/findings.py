@@ -16,7 +16,7 @@ OUTCOMES = {Judgement.RIGHT: "right", Judgement.FALSE: "wrong"}
 
 
 class Findings:
-    """What is found about peers. `exclude` is called with one that was found to lie."""
+    """Concludes and tells. `exclude` is called with one that was found to lie."""
 
     def __init__(
         self,
