@@ -356,6 +356,7 @@ class Pipeline:
         self._every = [*hidden, *elsewhere, *(one.projector for one in self._learned)]
         self._muon = PlainMuon(hidden, run.rate, MOMENTUM, DECAY, torch.float32)
         self._adamw = torch.optim.AdamW(elsewhere, run.rate, betas=(0.9, 0.95), weight_decay=DECAY)
+        self.passed_by = range(0)  # layers that are left out
         self._train, held = read_text(run.text)
         self._chance = np.random.Generator(np.random.Philox(key=run.seed))
         self._starts = self._chance.integers(
@@ -376,15 +377,20 @@ class Pipeline:
         for at, layer in enumerate(self.net.layers):
             if at in self._cuts:
                 x = self._cuts[at](x, tokens[:, :-1], samples)
-            x = layer(x, self.net.cos, self.net.sin)
+            if at not in self.passed_by:
+                x = layer(x, self.net.cos, self.net.sin)
         logits = self.net.head(self.net.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    def learn(self, look_every: int = 0) -> list[tuple[int, float]]:
-        """Train. Returns (step, nats of a held-out byte) after each `look_every` steps."""
+    def learn(
+        self, look_every: int = 0, passed_by: Callable[[int], range] = lambda step: range(0)
+    ) -> list[tuple[int, float]]:
+        """Train, without the layers `passed_by` of each step, which do not move in it. Returns (step, nats of a
+        held-out byte) after each `look_every` steps."""
         run = self.run
         looks = []
         for step in range(run.steps):
+            self.passed_by = passed_by(step)
             first = step * run.samples % len(self._starts)
             numbers = range(first, first + run.samples)
             tokens = _samples(self._train, self._starts[first : first + run.samples], run.context)
@@ -405,6 +411,7 @@ class Pipeline:
                 parameter.grad = None
             if look_every and (step + 1) % look_every == 0:
                 looks.append((step + 1, self.nats()))
+        self.passed_by = range(0)
         return looks
 
     @torch.no_grad()
