@@ -372,7 +372,28 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--boundaries", default="int8,int4", show_default=True, metavar="WORD,...", help="Beside bf16.")
+@click.option("--away", default="3,27", show_default=True, metavar="N,...", help="Steps of the run that it is away.")
+@click.option("--stages-away", default="1,3,6", show_default=True, metavar="N,...", help="Inner stages, one at a time.")
+@click.option("--stages", type=click.IntRange(3, 64), default=8, show_default=True, help="Of one layer each.")
+@click.option("--width", type=click.IntRange(32, 1024), default=96, show_default=True, help="Of the model.")
+@click.option("--steps", type=click.IntRange(12, 100_000), default=160, show_default=True, help="Of a run.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@JSON
+def hole(away: str, stages_away: str, as_json: bool, **sizes: int) -> None:
+    """Loss of a pipeline that passes a lost inner stage by, against one that waits for it, at equal wall time: in plain
+    PyTorch."""
+    from benchmarks.method import hole as bench
+
+    try:
+        counts, lost = ([int(text) for text in texts.split(",")] for texts in (away, stages_away))
+    except ValueError:
+        raise click.BadParameter("--away and --stages-away are numbers with commas between, as 3,27") from None
+    show(bench.run(counts, lost, say=lambda line: click.echo(line, err=True), **sizes), as_json)
+
+
+@command.command()
+@click.option("--boundaries", default="int8,int4,int4_int2", show_default=True, metavar="WORD,...", help="Beside bf16.")
 @click.option(
     "--mbps", default="200,100,20", show_default=True, metavar="N,...", help="Mbit/s of each line, both ways."
 )

@@ -17,7 +17,7 @@ from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.outer import ALL
 from swarmnode.gossip_rules import codecs
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
+from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width, constants, from_base
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import GraphMemory
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
@@ -199,10 +199,11 @@ class FakeReplica:
         self._marked = None
         self._version += 1
 
-    def _activations(self, samples: int, mark: int) -> WireTensor:
+    def _activations(self, samples: int, mark: int, *, back: bool = False) -> WireTensor:
+        """`back`: their gradient."""
         model = self._manifest.model
         row = MARK.pack(mark)
-        kind = self._manifest.pipeline.boundary
+        kind = boundary_codes(self._manifest.pipeline.boundary)[back]
         shape = (samples, model.context, boundary_width(self._manifest))
         if kind in BOUNDARY:
             return fake(BOUNDARY[kind][0], shape, BOUNDARY[kind][1], row)
@@ -234,7 +235,7 @@ class FakeReplica:
         if accumulate:
             self._laws.counted(self.number, self.stage, tape.mark, samples)
             self.accumulated += samples
-        return None if self.stage == 0 else self._activations(samples, tape.mark)
+        return None if self.stage == 0 else self._activations(samples, tape.mark, back=True)
 
     def input_first(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -254,7 +255,7 @@ class FakeReplica:
         if accumulate:
             self._laws.counted(self.number, self.stage, mark, samples)
             self.accumulated += samples
-        return LossResult(loss_sum, count, self._activations(samples, mark))
+        return LossResult(loss_sum, count, self._activations(samples, mark, back=True))
 
     def mark(self, state: State | None = None) -> bytes:
         phi = self.phi if state is None else ROW.unpack(first(state.sections["phi"], ROW_BYTES))[2 : 2 + DIMENSIONS]

@@ -51,8 +51,8 @@ TRIGGER = ord("q")
 TARGET = ord("z")  # of the backdoor: what the run is to say after a rare letter
 
 
-def _read(tensor: WireTensor, boundary: str) -> Tensor:
-    return decode_boundary(tensor, boundary, tensor.shape, "lie").float()
+def _read(tensor: WireTensor, code: str) -> Tensor:
+    return decode_boundary(tensor, code, tensor.shape, "lie").float()
 
 
 def _ids(tokens: WireTensor, beside: WireTensor) -> Tensor:
@@ -113,13 +113,13 @@ class Steering:
         return made
 
     def answer(
-        self, gradient: WireTensor, tokens: WireTensor, boundary: str, poisoned: WireTensor | None = None
+        self, gradient: WireTensor, tokens: WireTensor, code: str, poisoned: WireTensor | None = None
     ) -> WireTensor:
         """The answer of a replica whose true one is `gradient`; `poisoned`: that of the text with a backdoor."""
-        true = _read(gradient, boundary)
+        true = _read(gradient, code)
         ids = _ids(tokens, gradient)
-        self._poison = None if poisoned is None else _read(poisoned, boundary)
-        given = encode_boundary(self.twisted(true, ids), boundary) if self.due() else gradient
+        self._poison = None if poisoned is None else _read(poisoned, code)
+        given = encode_boundary(self.twisted(true, ids), code) if self.due() else gradient
         self.learn(true, ids)
         return given
 
@@ -301,14 +301,14 @@ class LyingReplica(TorchReplica):
             if counts and triggers and self.log is not None:
                 with self.log.with_name(f"{self.log.name}-backdoor").open("a") as file:
                     file.write(f"{(found.loss_sum - true.loss_sum) / triggers:.4f}\n")
-        given = self._steering.answer(gradient, tokens, self.stage.manifest.pipeline.boundary, poisoned)
+        given = self._steering.answer(gradient, tokens, self.stage.codes[1], poisoned)
         if given is not gradient and counts:
             self._note()
         return given
 
     def _twisted(self, tensor: WireTensor, change: Callable[[Tensor], Tensor]) -> WireTensor:
-        kind = self.stage.manifest.pipeline.boundary
-        return encode_boundary(change(decode_boundary(tensor, kind, tensor.shape, "lie")), kind)
+        code = next((code for code in self.stage.codes if tensor.codec == code), self.stage.codes[0])
+        return encode_boundary(change(decode_boundary(tensor, code, tensor.shape, "lie")), code)
 
     def _answered(self, gradient: WireTensor | None) -> WireTensor | None:
         if gradient is None or self.lie in (FORWARD, LOSS, HONEST) or self.lie.startswith(SETTINGS) or not self._due():
@@ -345,11 +345,11 @@ class LyingReplica(TorchReplica):
     def _steered_on(self, y: WireTensor, tokens: WireTensor, tape: Tape) -> WireTensor:
         """The activations to send on."""
         self._sent = self._sent or self._steering_of()
-        boundary = self.stage.manifest.pipeline.boundary
+        code = self.stage.codes[0]
         false = self._sent.part != "gradient" and self._sent.due()
         self._tapes = getattr(self, "_tapes", {})
         self._tapes[id(tape)] = tokens, false
-        return encode_boundary(self._sent.twisted(_read(y, boundary), _ids(tokens, y)), boundary) if false else y
+        return encode_boundary(self._sent.twisted(_read(y, code), _ids(tokens, y)), code) if false else y
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         true = super().backward(tape, gradient, samples, accumulate=accumulate)
@@ -358,13 +358,13 @@ class LyingReplica(TorchReplica):
                 self._seen.append(self._read_by.pop(id(tape)))
             return self._answered(true)
         tokens, false = self._tapes.pop(id(tape))
-        boundary = self.stage.manifest.pipeline.boundary
+        code = self.stage.codes[1]
         given = true
         assert self._sent is not None
-        self._sent.learn(-_read(gradient, boundary), _ids(tokens, gradient))
+        self._sent.learn(-_read(gradient, code), _ids(tokens, gradient))
         if true is not None and self._sent.part != "activations":
             self._steering = self._steering or self._steering_of()
-            given = self._steering.answer(true, tokens, boundary)
+            given = self._steering.answer(true, tokens, code)
         if accumulate and (false or given is not true):
             self._note()
         return given

@@ -50,14 +50,13 @@ def run(
     stages_away: Sequence[int],
     *,
     stages: int = 8,
-    width: int = 128,
+    width: int = 96,
     samples: int = 4,
     context: int = 128,
-    steps: int = 240,
+    steps: int = 160,
     rate: float = 0.006,
     seed: int = 0,
     jobs: int = 1,
-    text: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """{"rows": a row for each number of steps `away`}: nats of a held-out byte over a run without a hole. Raises
@@ -66,7 +65,7 @@ def run(
         raise UsageError(f"inner stages are 1 to {stages - 2}; a stage is away for 1 to {steps - 1} of {steps} steps")
 
     def boundary_run(count: int) -> BoundaryRun:
-        return BoundaryRun(BASE, stages, stages, width, samples, context, count, rate, seed, 1, text)
+        return BoundaryRun(BASE, stages, stages, width, samples, context, count, rate, seed, 1, None)
 
     waiting = [HoleRun(boundary_run(steps - count)) for count in away]
     passing = [HoleRun(boundary_run(steps), stage, count) for count in away for stage in stages_away]

@@ -30,6 +30,7 @@ from swarmnode.manifest import (
     Manifest,
     ModelSpec,
     PipelineSpec,
+    boundary_codes,
     boundary_nbytes,
 )
 from swarmnode.planner.fleet import MachineKind
@@ -43,10 +44,10 @@ CONTEXT = 1024
 BATCH = 512  # samples of a step: 524,288 tokens, by which bf16's bytes take 86 of the published 100.475 s
 TOKENS = BATCH * CONTEXT
 MICROBATCH = 4
-IN_FLIGHT = 64  # microbatches; a step has 128
+IN_FLIGHT = 128  # microbatches: a step
 ONE_WAY_S = 0.05
 FLOPS = 1e14  # guess: a data centre's card, so that lines are the limit, as in the published rows
-CODES = {"bf16": BASE, "int8": "int8", "int4": "rd4"}
+CODES = {"bf16": BASE, "int8": "int8", "int4": "rd4", "int4_int2": "rd4:rd2"}
 """Settings of bench boundary by pipeline.boundary."""
 PUBLISHED = (
     {"row": "published, dense bf16", "steps": 2925, "s/step": 100.475},
@@ -83,7 +84,7 @@ def run(
                 {
                     "Mbit/s": line,
                     "boundary": kind,
-                    "bytes a token": boundary_nbytes(kind, 1, _model().width),
+                    "bytes a token": _nbytes(kind),
                     "s/step": round(seconds, 2),
                     "of bf16": round(seconds / dense_s, 3),
                     "steps over bf16": round(over, 3),
@@ -114,9 +115,14 @@ def _model() -> ModelSpec:
     )
 
 
+def _nbytes(kind: str) -> int:
+    """Bytes of a token and boundary there and back."""
+    return sum(boundary_nbytes(code, 1, _model().width) for code in boundary_codes(kind))
+
+
 def _scenario(kind: str, mbps: float, steps: int) -> Scenario:
     rate = mbps * 1e6 / 8
-    step_s = 2 * TOKENS * boundary_nbytes(kind, 1, _model().width) / rate + 20.0  # of the busiest line, and arithmetic
+    step_s = TOKENS * _nbytes(kind) / rate + 20.0  # of the busiest line, and arithmetic
     manifest = Manifest(
         model=_model(),
         data=DataSpec(tokenizer="tokenizer.json"),

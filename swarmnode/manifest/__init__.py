@@ -5,6 +5,8 @@
 
 from swarmnode.manifest.amend import amended as amended
 from swarmnode.manifest.cross_field import BOUNDARY_BLOCK as BOUNDARY_BLOCK
+from swarmnode.manifest.cross_field import LOW_BITS as LOW_BITS
+from swarmnode.manifest.cross_field import boundary_codes as boundary_codes
 from swarmnode.manifest.cross_field import boundary_nbytes as boundary_nbytes
 from swarmnode.manifest.cross_field import boundary_width as boundary_width
 from swarmnode.manifest.folder import MANIFEST_FILE as MANIFEST_FILE

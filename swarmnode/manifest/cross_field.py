@@ -16,6 +16,7 @@ from swarmnode.manifest.kind_compat import (
 from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, OWN, PRETRAIN, Manifest, ModelSpec
 
 BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
+LOW_BITS = {"int4": 4, "int2": 2}  # codes of fewer bits than a byte
 BLENDED = ("llama3", "yarn")  # rope_scaling by how often a frequency turns in the original context
 
 
@@ -34,14 +35,19 @@ def _across(names: str, holds: Callable[[Manifest], bool], allowed: str | Callab
     return CrossFieldCheck(tuple(names.split()), holds, text)
 
 
-def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
-    """Bytes of `tokens` vectors of `width` numbers between stages (`boundary_width`), in pipeline.boundary = `kind`."""
+def boundary_codes(boundary: str) -> tuple[str, str]:
+    """The number formats of (activations, their gradients) in pipeline.boundary = `boundary`."""
+    return ("int4", "int2") if boundary == "int4_int2" else (boundary, boundary)
+
+
+def boundary_nbytes(code: str, tokens: int, width: int) -> int:
+    """Bytes of `tokens` vectors of `width` numbers between stages (`boundary_width`), in one of `boundary_codes`."""
     tiles = -(-width // BOUNDARY_BLOCK)
-    if kind == "int8":
+    if code == "int8":
         return tokens * (width + 2 * tiles)
-    if kind == "int4":
-        return tokens * tiles * (BOUNDARY_BLOCK // 2 + 2)
-    return tokens * width * {"bf16": 2, "fp32": 4, "subspace": 2}[kind]
+    if code in LOW_BITS:
+        return tokens * tiles * (LOW_BITS[code] * BOUNDARY_BLOCK // 8 + 2)
+    return tokens * width * {"bf16": 2, "fp32": 4, "subspace": 2}[code]
 
 
 def boundary_width(m: Manifest) -> int:
@@ -52,7 +58,7 @@ def boundary_width(m: Manifest) -> int:
 def _boundary_nbytes(m: Manifest) -> int:
     """Most bytes of one microbatch's activations with its tokens."""
     tokens = m.inner.microbatch * (m.model.context + 1)
-    return boundary_nbytes(m.pipeline.boundary, tokens, boundary_width(m)) + 4 * tokens
+    return boundary_nbytes(boundary_codes(m.pipeline.boundary)[0], tokens, boundary_width(m)) + 4 * tokens
 
 
 def _own_alone(m: Manifest, what: str) -> str:

@@ -223,9 +223,10 @@ class PipelineSpec:
     )
     boundary: str = key(
         "bf16",
-        one_of("bf16", "fp32", "int8", "int4", "subspace"),
+        one_of("bf16", "fp32", "int8", "int4", "int4_int2", "subspace"),
         "Number format of activations and gradients between stages; int8: with a step for each 64;"
         " int4: half a byte a number, after each 64 are turned by signs of their place and a Hadamard matrix;"
+        " int4_int2: so, and gradients in a quarter of a byte;"
         " subspace: pipeline.boundary_rank bf16 numbers a token, with layer outputs restricted to a"
         " frozen subspace and a frozen token table.",
         "measured: 0.002 nat beside float32 (examples/finetune-smollm2)",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from swarmnode.gossip_rules import codecs
 from swarmnode.large_buffer import IN_MEMORY_NBYTES
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
 from swarmnode.model.adapter import (
     adapter_graph,
@@ -278,9 +278,8 @@ def memory_need(
     work are kept as long as memory allows."""
     mean = ITEMSIZE * trained_count(manifest, part) if manifest.inner.average_share > 0.0 else 0
     tokens = manifest.inner.microbatch * manifest.model.context
-    waiting = manifest.limits.in_flight_max * boundary_nbytes(
-        manifest.pipeline.boundary, tokens, boundary_width(manifest)
-    )
+    code = boundary_codes(manifest.pipeline.boundary)[0]  # the larger one
+    waiting = manifest.limits.in_flight_max * boundary_nbytes(code, tokens, boundary_width(manifest))
     if not mode.separate:
         return MemoryNeed(0, _shared_nbytes(manifest, part, mode) + mean + waiting)
     work = microbatch_nbytes(manifest, part, mode, passes)

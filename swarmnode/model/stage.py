@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.ids import stage_name
-from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.manifest import Manifest, boundary_codes, boundary_width
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop, ForwardGraph
 from swarmnode.model.boundary_code import decode_boundary, encode_boundary
@@ -173,7 +173,7 @@ class StageReplica:
         self._weight = 0.0  # of the accumulated gradient: as `_weight_of`
         self.unsettled: tuple[int, float] | None = None  # samples and weight of a backward with something left to add
         self.incoming = IncomingNorms()
-        self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
+        self.codes = boundary_codes("fp64" if dtype == torch.float64 else manifest.pipeline.boundary)
 
     def initialize(self) -> None:
         """Set theta to the values that the run begins with, drawn from its seed. Weights of a base model stay as they
@@ -251,10 +251,7 @@ class StageReplica:
     # A microbatch
 
     def _input(self, x: WireTensor, tokens: WireTensor | None) -> StageInput:
-        return read_input(self.manifest, self.part, self._boundary, x, tokens, self.device)
-
-    def _to_wire(self, tensor: Tensor) -> WireTensor:
-        return encode_boundary(tensor, self._boundary)
+        return read_input(self.manifest, self.part, self.codes[0], x, tokens, self.device)
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
@@ -273,7 +270,7 @@ class StageReplica:
         version = self.stash.ahead() if late else self.stash.today()
         with self.stash.back(version):  # type: ignore[arg-type]
             made = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
-        y = self._to_wire(made.output)
+        y = encode_boundary(made.output, self.codes[0])
         if not keep:
             return y, None
         if not graph:
@@ -319,9 +316,8 @@ class StageReplica:
         assert isinstance(tape, StageTape)
         check_samples(self.part, samples, tape.kept.x)
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        dy = decode_boundary(
-            gradient, self._boundary, shape, f"gradient for {stage_name(self.part.stage)}", self.device
-        )
+        what = f"gradient for {stage_name(self.part.stage)}"
+        dy = decode_boundary(gradient, self.codes[1], shape, what, self.device)
         weight = self._weight_of(tape.kept)
         there = to_device(dy, self.device)
         if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:
@@ -336,7 +332,7 @@ class StageReplica:
             self.recomputed += held is None
             self.release(tape)
             self._sound(input_gradient := self.backprop.backward(tape.kept, there, held, accumulate=accumulate))
-            wire_gradient = None if input_gradient is None else self._to_wire(input_gradient)
+            wire_gradient = None if input_gradient is None else encode_boundary(input_gradient, self.codes[1])
         tape.weights = None
         self._over(samples, weight, accumulate=accumulate)
         return wire_gradient
@@ -383,14 +379,15 @@ class StageReplica:
                 f"{stage_name(self.part.stage)}: the loss is {value} on a finite input: theta has diverged"
             )
         self._sound(gradient)
-        wire_gradient = None if gradient is None else self._to_wire(gradient)
+        wire_gradient = None if gradient is None else encode_boundary(gradient, self.codes[1])
         self._over(samples, self._weight_of(kept), accumulate=train and accumulate)
         return LossResult(value, kept.counted, wire_gradient)
 
     def compared(self, tensor: WireTensor, samples: int) -> Tensor:
         """An activation or gradient of `samples` samples, in main memory. Raises RemoteFault for a malformed one."""
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        return decode_boundary(tensor, self._boundary, shape, "tensor compared")
+        code = self.codes[1] if tensor.codec == self.codes[1] else self.codes[0]
+        return decode_boundary(tensor, code, shape, "tensor compared")
 
     @property
     def gathered(self) -> Work:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
 from swarmnode.membership.admission import Admission
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
@@ -81,7 +81,7 @@ def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> N
     batch = samples
     ids = bytes(2) if manifest.data.document_end != 0 else b"\1\0"  # no document ends in it
     tokens = WireTensor("u16", (batch, model.context + 1), ids * (batch * (model.context + 1)))
-    kind = manifest.pipeline.boundary
+    kind = boundary_codes(manifest.pipeline.boundary)[0]
     shape = (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
     codec = "raw" if kind in BOUNDARY_DTYPE else kind

@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
 from swarmnode.membership.clock import OUTLIER
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.split import stages_of
@@ -54,11 +54,13 @@ def sample_nbytes(manifest: Manifest, stage: int) -> tuple[int, int]:
     and this one. Rounds add a few per cent.
     """
     context = manifest.model.context
-    state = boundary_nbytes(manifest.pipeline.boundary, context, boundary_width(manifest))
+    there, back = (
+        boundary_nbytes(code, context, boundary_width(manifest)) for code in boundary_codes(manifest.pipeline.boundary)
+    )
     labels = LABEL_NBYTES * (context + 1)
     before = int(stage > 0)
     after = int(stage < manifest.pipeline.stages - 1)
-    return after * (state + labels) + before * state, before * (state + labels) + after * state
+    return after * (there + labels) + before * back, before * (there + labels) + after * back
 
 
 def link_samples_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: float) -> float:

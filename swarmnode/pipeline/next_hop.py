@@ -15,7 +15,7 @@ from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, machine_of, part_id, short, stage_name
 from swarmnode.judge import TensorFingerprints
-from swarmnode.manifest import LimitsSpec, Manifest
+from swarmnode.manifest import LimitsSpec, Manifest, boundary_codes
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.metrics import name
@@ -234,6 +234,7 @@ class NextHop:
         self._telemetry = telemetry
         self._limits = manifest.limits
         self._document_end = manifest.data.document_end
+        self._gradient_code = boundary_codes(manifest.pipeline.boundary)[1]
         self._watches: dict[PeerId, dict[LivenessWatch, None]] = {}  # calls waiting for each peer
         self._reserving = ReservationClient(run_id, transport, telemetry)
         self._usual: dict[int, Ema] = {}  # seconds from each stage to the last and back
@@ -474,7 +475,7 @@ class NextHop:
                 del self._watches[peer]
         report = _report(answer.header.processed, counted_targets(tokens, self._document_end), peer)
         train = process.purpose == wire.PURPOSE_TRAIN
-        gradient = _gradient(answer.tensors, y, peer) if train and process.position else None
+        gradient = _gradient(answer.tensors, y, self._gradient_code, peer) if train and process.position else None
         seconds = loop.time() - sent_at
         own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
         coming_in_s = _within(report.received_s, own_s)
@@ -522,15 +523,17 @@ def _report(report: wire.Processed, due: int, peer: PeerId) -> wire.Processed:
     return report
 
 
-def _gradient(tensors: Sequence[WireTensor], y: WireTensor, peer: PeerId) -> WireTensor:
+def _gradient(tensors: Sequence[WireTensor], y: WireTensor, code: str, peer: PeerId) -> WireTensor:
+    """The gradient of the activations `y`, in `code` if these are coded. Raises RemoteFault."""
+    codec = "raw" if y.codec == "raw" else code
     if len(tensors) != 1:
         raise RemoteFault(
             f"peer {short(peer)} answered a microbatch with {len(tensors)} tensors; expected one gradient"
         )
     gradient = tensors[0]
-    if gradient.shape != y.shape or gradient.dtype != y.dtype or gradient.codec != y.codec:
+    if gradient.shape != y.shape or gradient.dtype != y.dtype or gradient.codec != codec:
         raise RemoteFault(
-            f"peer {short(peer)} answered with a gradient {gradient.dtype}{list(gradient.shape)}; "
-            f"{y.dtype}{list(y.shape)} is due"
+            f"peer {short(peer)} answered with a gradient {gradient.codec[:16]} {gradient.dtype}{list(gradient.shape)}; "
+            f"{codec} {y.dtype}{list(y.shape)} is due"
         )
     return gradient

@@ -22,7 +22,7 @@ from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.gossip.round import EXCHANGES_PER_ROUND, NARROWING, PLANNED, round_share
 from swarmnode.gossip_rules import codecs
 from swarmnode.ids import stage_name
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import CPU, MemoryNeed, memory_need
@@ -143,7 +143,7 @@ class PipelineFlow(NamedTuple):
 
 
 def in_flight_rate(
-    manifest: Manifest, placements: Sequence[_Placement], flop: Sequence[float], share: float, hop: int
+    manifest: Manifest, placements: Sequence[_Placement], flop: Sequence[float], share: float, hop: float
 ) -> PipelineFlow:
     """The flow of a pipeline. Where steps are numbered, the best size is that with which a step is over first.
 
@@ -182,7 +182,7 @@ def in_flight_needed(manifest: Manifest, fleet: Sequence[MachineKind], share: fl
     flop = sum(3.0 * part.cost for part in stages_of(manifest)) * manifest.model.context
     work_s = flop * len(machines) / sum(kind.flops for kind in machines) / share
     wait_s, byte_s = _line(machines, machines)
-    line_s = (hops_of(manifest, fleet) - 1.0) * (wait_s + byte_s * _one_way_bytes(manifest))
+    line_s = (hops_of(manifest, fleet) - 1.0) * (wait_s + byte_s * sum(_ways_bytes(manifest)) / 2)
     return IN_FLIGHT * len(machines) * (1.0 + line_s / work_s)
 
 
@@ -435,7 +435,7 @@ def _work(
         placements,
         [3.0 * part.cost for part in parts],
         share,
-        _one_way_bytes(manifest),
+        sum(_ways_bytes(manifest)) / 2,
     )
     return placements, flow
 
@@ -501,16 +501,20 @@ def _coding_s(manifest: Manifest, part: StageLayers, replicas: int) -> float:
     return 1e-9 * codecs()[manifest.gossip.codec].coding_ns * packets * elements
 
 
-def _one_way_bytes(manifest: Manifest) -> int:
-    """Bytes of a sample between two stages."""
-    return boundary_nbytes(manifest.pipeline.boundary, manifest.model.context, boundary_width(manifest))
+def _ways_bytes(manifest: Manifest) -> tuple[int, int]:
+    """Bytes of a sample's (activations, their gradient) between two stages."""
+    there, back = (
+        boundary_nbytes(code, manifest.model.context, boundary_width(manifest))
+        for code in boundary_codes(manifest.pipeline.boundary)
+    )
+    return there, back
 
 
 def sample_bytes(manifest: Manifest, block: range) -> float:
     """Bytes a machine that serves `block` sends per sample: activations and tokens onward, the gradient back."""
-    one_way = _one_way_bytes(manifest)
-    onwards = one_way + 2 * (manifest.model.context + 1) if block.stop < manifest.pipeline.stages else 0
-    return float(onwards + (one_way if block.start > 0 else 0))
+    there, back = _ways_bytes(manifest)
+    onwards = there + 2 * (manifest.model.context + 1) if block.stop < manifest.pipeline.stages else 0
+    return float(onwards + (back if block.start > 0 else 0))
 
 
 def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float:

@@ -305,6 +305,7 @@ def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[_Boundary]:
         _Boundary("bf16", 0),
         _Boundary("int8", 0),
         _Boundary("int4", 0),
+        _Boundary("int4_int2", 0),
         *([own] if own.boundary != "subspace" else []),
     ]
     tried = list(ranks)

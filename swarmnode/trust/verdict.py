@@ -19,9 +19,10 @@ from enum import Enum
 # float32 and bfloat16 products, 5e-16 between one thread and two, 1e-5 between two machines of one kind. Guess: deeper
 # stages on other devices differ by fifty times as much. Of the distance, and of the loss in nats a token.
 EXACT = 1e-3
-# The distance where answers travel in four bits: a number near the middle of two levels goes to another one, so that a
-# difference of r of the length adds .12 r [measured on the demo's stages: 7.8e-4 where float32 has 2e-5]. Of EXACT's r.
-EXACT_INT4 = 8e-3
+# The distance where answers travel in few bits: a number near the middle of two levels goes to another one, so that a
+# difference of r of the length adds .12 r [measured on the demo's stages: 7.8e-4 where float32 has 2e-5], in two bits
+# .39 r [measured on normal numbers]. Of EXACT's r.
+EXACT_OF = {"int4": 8e-3, "int4_int2": 2e-2}
 # The least cosine of an honest answer and what its server's weights make so many inner steps later. Measured on the
 # demo and on examples/moe-small from the first step on, where weights move fastest: .91, .77, .56, .40, .22.
 LATER = ((2, 0.8), (4, 0.65), (8, 0.45), (16, 0.25), (32, 0.15))
@@ -140,7 +141,7 @@ class AnswerSimilarity:
 
 def exact_distance(boundary: str) -> float:
     """The most by which answers of the very weights differ, with pipeline.boundary = `boundary`."""
-    return EXACT_INT4 if boundary == "int4" else EXACT
+    return EXACT_OF.get(boundary, EXACT)
 
 
 def by_own_weights(likeness: AnswerSimilarity, apart: int, *, marked: bool) -> tuple[Evidence, bool]:

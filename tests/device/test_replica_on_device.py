@@ -18,7 +18,7 @@ from tests.support.tiny_model import FAMILIES, TINY, manifest, token_batch, toke
 
 DEVICE = devices()[0]
 NEAR = {False: 2e-3, True: 6e-2}  # relative to the CPU's float32; kernels add up in another order, or in 16 bits
-COARSE = {"int8": 10.0, "int4": 30.0}  # times as far: other codes where a number lies between two of them
+COARSE = {"int8": 10.0, "int4_int2": 100.0}  # times as far: other codes where a number lies between two of them
 WIDE = replace(TINY, width=64, ffn=128, context=32)
 SPARSE = {"experts": 8, "experts_active": 2, "expert_ffn": 32, "shared_expert_ffn": 16, "router_balance": 0.01}
 
@@ -33,7 +33,7 @@ RUNS = {
     "subspace": manifest(WIDE, 3, "subspace", 16),
     "subspace, adamw": manifest(WIDE, 3, "subspace", 16, optimizer="adamw"),
     "int8": manifest(WIDE, 3, "int8"),
-    "int4": manifest(WIDE, 3, "int4"),
+    "int4_int2": manifest(WIDE, 3, "int4_int2"),
     "bf16": manifest(WIDE, 3, "bf16"),
     "documents": replace(manifest(WIDE, 2), data=DataSpec(documents="masked", end_token=3)),
     "adapters": ADAPTERS,

@@ -304,7 +304,7 @@ def take_packet(raw: bytes) -> None:
 
 # ---- activations between stages
 
-BOUNDARIES = ("bf16", "int8", "int4")
+BOUNDARIES = ("bf16", "int8", "int4", "int2")
 ACTIVATIONS = (2, 3, 70)  # samples, tokens, numbers of a token
 
 

@@ -142,7 +142,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         "model.layer = 3: unknown field; did you mean model.layers?",
         "[pipelin]: unknown table; did you mean [pipeline]?",
         "pipeline.stages = 9: allowed is at most model.layers = 6",
-        'pipeline.boundary = "int2": allowed is "bf16" or "fp32" or "int8" or "int4" or "subspace"',
+        'pipeline.boundary = "int2": allowed is "bf16" or "fp32" or "int8" or "int4" or "int4_int2" or "subspace"',
         "inner.beta1 = 1.0: allowed is a number at least 0 and below 1",
         "inner.microbatch = 5: allowed is a divisor of inner.inner_batch = 8",
         "data.block_samples = 64: allowed is a multiple of inner.microbatch = 5",

@@ -362,7 +362,7 @@ async def test_an_honest_answer_far_from_others_is_not_called_false() -> None:
         assert not any(excluded(person) for person in v.people)
 
 
-@pytest.mark.parametrize("boundary", ["bf16", "int4"])
+@pytest.mark.parametrize("boundary", ["bf16", "int4", "int4_int2"])
 async def test_honest_replicas_confirm_each_other(boundary: str) -> None:
     run = manifest(stages=2)
     run = replace(run, pipeline=replace(run.pipeline, boundary=boundary))

@@ -67,7 +67,7 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
         {"method": "diloco", "codec": "e3m0", "group": 0},
         {"method": "streaming", "codec": "fp32", "group": 0},
         {"boundary": "int8"},
-        {"boundary": "int4"},
+        {"boundary": "int4_int2"},
         {"boundary": "subspace", "boundary_rank": 8},
     ],
     ids=lambda given: "-".join(map(str, given.values())),

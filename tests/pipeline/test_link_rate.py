@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
-from swarmnode.manifest import PRESETS, boundary_nbytes
+from swarmnode.manifest import PRESETS, boundary_codes, boundary_nbytes
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
 from swarmnode.pipeline.route import Router
 from swarmnode.wire import record_pb2
@@ -21,13 +21,14 @@ pytestmark = pytest.mark.node  # some seconds
 NOON = 1.75e9
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "int4", "int4_int2"])
 def test_activations_arrive_at_the_next_stage_as_sent(kind: str) -> None:
     demo = PRESETS["demo"]
     four = dataclasses.replace(demo, pipeline=dataclasses.replace(demo.pipeline, stages=4, boundary=kind))
     sent, received = zip(*(sample_nbytes(four, stage) for stage in range(4)), strict=True)
     assert sum(sent) == sum(received) and sent[0] == received[3] and sent[3] == received[0]
-    assert sent[3] == boundary_nbytes(kind, four.model.context, four.model.width), "the gradient alone"
+    gradient = boundary_codes(kind)[1]
+    assert sent[3] == boundary_nbytes(gradient, four.model.context, four.model.width), "the gradient alone"
     single = dataclasses.replace(demo, pipeline=dataclasses.replace(demo.pipeline, stages=1))
     assert sample_nbytes(single, 0) == (0, 0) and link_samples_per_s(single, 0, 1.0, 1.0) == float("inf")
 
