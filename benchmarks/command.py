@@ -373,7 +373,7 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
 
 @command.command()
 @click.option("--away", default="3,27", show_default=True, metavar="N,...", help="Steps of the run that it is away.")
-@click.option("--stages-away", default="1,3,6", show_default=True, metavar="N,...", help="Inner stages, one at a time.")
+@click.option("--stages-away", default="2,4,7", show_default=True, metavar="N,...", help="Inner stages, from 1.")
 @click.option("--stages", type=click.IntRange(3, 64), default=8, show_default=True, help="Of one layer each.")
 @click.option("--width", type=click.IntRange(32, 1024), default=96, show_default=True, help="Of the model.")
 @click.option("--steps", type=click.IntRange(12, 100_000), default=160, show_default=True, help="Of a run.")

@@ -19,14 +19,15 @@ import torch
 from benchmarks.method.boundary import BASE, BoundaryRun, Pipeline
 from benchmarks.method.gossip import in_processes
 from swarmnode.errors import UsageError
+from swarmnode.ids import stage_name
 
 
 @dataclass(frozen=True, slots=True)
 class HoleRun:
-    """`run` with `stage` passed by in `away` steps of its middle."""
+    """`run` with `stage`, counted from 1, passed by in `away` steps of its middle."""
 
     run: BoundaryRun
-    stage: int = 0
+    stage: int = 1
     away: int = 0
 
     def passed_by(self, step: int) -> range:
@@ -35,7 +36,7 @@ class HoleRun:
         if not first <= step < first + self.away:
             return range(0)
         layers = self.run.layers
-        return range(round(layers * self.stage / self.run.stages), round(layers * (self.stage + 1) / self.run.stages))
+        return range(round(layers * (self.stage - 1) / self.run.stages), round(layers * self.stage / self.run.stages))
 
 
 def measure(one: HoleRun) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def run(
 ) -> dict[str, Any]:
     """{"rows": a row for each number of steps `away`}: nats of a held-out byte over a run without a hole. Raises
     UsageError."""
-    if not all(0 < stage < stages - 1 for stage in stages_away) or not all(0 < count < steps for count in away):
-        raise UsageError(f"inner stages are 1 to {stages - 2}; a stage is away for 1 to {steps - 1} of {steps} steps")
+    if not all(1 < stage < stages for stage in stages_away) or not all(0 < count < steps for count in away):
+        raise UsageError(f"inner stages are 2 to {stages - 1}; a stage is away for 1 to {steps - 1} of {steps} steps")
 
     def boundary_run(count: int) -> BoundaryRun:
         return BoundaryRun(BASE, stages, stages, width, samples, context, count, rate, seed, 1, None)
@@ -74,12 +75,13 @@ def run(
         order := [HoleRun(boundary_run(steps)), *waiting, *passing], in_processes(measure, order, jobs), strict=True
     ):
         nats.append(found["nats"])
-        say(f"stage {one.stage} away for {one.away} of {one.run.steps} steps: {nats[-1]:.4f} nats")
+        what = f"{stage_name(one.stage - 1)} away for {one.away} of" if one.away else "no hole in"
+        say(f"{what} {one.run.steps} steps: {nats[-1]:.4f} nats")
     rows = []
     for at, count in enumerate(away):
         row = {"steps away": count, "of the run": count / steps, "waiting": nats[1 + at] - nats[0]}
         first = 1 + len(away) + at * len(stages_away)
         for stage, found in zip(stages_away, nats[first:], strict=False):
-            row[f"stage {stage} passed by"] = found - nats[0]
+            row[f"{stage_name(stage - 1)} passed by"] = found - nats[0]
         rows.append(row)
     return {"nats": nats[0], "rows": rows}

@@ -532,8 +532,7 @@ def _gradient(tensors: Sequence[WireTensor], y: WireTensor, code: str, peer: Pee
         )
     gradient = tensors[0]
     if gradient.shape != y.shape or gradient.dtype != y.dtype or gradient.codec != codec:
-        raise RemoteFault(
-            f"peer {short(peer)} answered with a gradient {gradient.codec[:16]} {gradient.dtype}{list(gradient.shape)}; "
-            f"{codec} {y.dtype}{list(y.shape)} is due"
-        )
+        found = f"{gradient.codec[:16]} {gradient.dtype}{list(gradient.shape)}"
+        due = f"{codec} {y.dtype}{list(y.shape)}"
+        raise RemoteFault(f"peer {short(peer)} answered with a gradient {found}; {due} is due")
     return gradient
