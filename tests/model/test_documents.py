@@ -13,6 +13,7 @@ from torch import Tensor
 from swarmnode.data.sample import IGNORED, UNCOUNTED, SampleBatch
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
+from swarmnode.model.boundary_code import encode_boundary
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import split
@@ -196,7 +197,7 @@ def test_gradients_for_what_does_not_count_are_nothing_whatever_a_peer_says() ->
     _, tapes = ascend(chain, masked_batch(7, 0.0).to_wire())
     tape = tapes[1]
     assert isinstance(tape, StageTape) and tape.output is not None
-    lie = chain[1]._to_wire(torch.full_like(tape.output, 100.0))
+    lie = encode_boundary(torch.full_like(tape.output, 100.0), chain[1].codes[1])
     given = chain[1].backward(tape, lie, 4)
     assert given is not None and not decode(given).any() and not chain[1].grad.any()
     assert chain[1].incoming.clips == 1
@@ -241,7 +242,7 @@ def test_a_hop_done_again_is_the_same_to_the_bit(stage: int) -> None:
         return
     y, tape = chain[1].forward(x, keep=True, tokens=tokens)
     assert tape is not None and tapes
-    gradient = chain[1]._to_wire(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+    gradient = encode_boundary(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)), chain[1].codes[1])
     given = chain[1].backward(tape, gradient, 4)
     _, (sent, again) = hop_again(other, x, tokens, 4, gradient)  # type: ignore[arg-type]
     assert given is not None

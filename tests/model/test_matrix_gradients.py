@@ -12,6 +12,7 @@ from swarmnode.errors import Busy
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
+from swarmnode.model.boundary_code import encode_boundary
 from swarmnode.model.matrix_gradients import MatrixProduct
 from swarmnode.parted_work import GivenEarly
 from swarmnode.ports import LossResult, Priority, WireTensor
@@ -90,7 +91,7 @@ def test_gradients_added_later_are_equal_to_the_bit(case: str) -> None:
 
 def test_a_check_of_others_work_adds_nothing_and_leaves_nothing() -> None:
     stage = chain("float32")[1]
-    x = stage.stage._to_wire(torch.randn(SAMPLES, TINY.context, TINY.width))
+    x = encode_boundary(torch.randn(SAMPLES, TINY.context, TINY.width), stage.stage.codes[0])
     y, tape = stage.forward(x, keep=True)
     assert tape is not None
     with stage.input_first():
