@@ -104,7 +104,7 @@ class Node:
             ports.replica,
             earlier,
         )
-        failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
+        detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, self.transport.answered_s)
         self._context = NodeContext(
             manifest,
             run_id,
@@ -114,7 +114,7 @@ class Node:
             self.transport,
             pinger,
             restorer,
-            failure_detector,
+            detector,
             None if spans is None else spans.block,
         )
         self._text = RunText(self._context)
