@@ -97,7 +97,8 @@ def places(
 ) -> tuple[list[int | None], list[tuple[range, ...]]]:
     """(the stage of each of `machines`, the blocks of stages that each would serve, by stage)."""
     costs = [part.cost for part in stages_of(manifest)]
-    blocks = [blocks_of(manifest, kind if memory else None) for kind in machines]
+    of_kind = {kind: blocks_of(manifest, kind if memory else None) for kind in dict.fromkeys(machines)}
+    blocks = [of_kind[kind] for kind in machines]
     speeds = [kind.flops for kind in machines]
     if manifest.pipeline.span_max > 1:
         return placed_in_blocks(speeds, costs, blocks), blocks
@@ -447,10 +448,15 @@ def _placed(
     stages, blocks = places(manifest, machines, memory=memory)
     costs = [part.cost for part in parts]
     placements = [_Placement(part.stage, [], [], [], []) for part in parts]
+    passes = {
+        (kind, stage): repeated(manifest, kind, stage) if memory else 0
+        for kind in dict.fromkeys(machines)
+        for stage in range(len(parts))
+    }
     for kind, stage, mine in zip(machines, stages, blocks, strict=True):
         block = range(0) if stage is None else mine[stage]
         for one in block:
-            again = repeated(manifest, kind, one) if memory else 0
+            again = passes[kind, one]
             here = placements[one]
             here.machines.append(kind)
             here.blocks.append(block)
