@@ -86,7 +86,7 @@ def test_logs_of_a_node_that_is_gone(here: Path, capsys: pytest.CaptureFixture[s
         '{"ts":"2026-11-21T12:00:01.000Z","level":"warning","event":"peer.gone","fields":{"peer":"x"}}\n'
     )
     assert main(["logs", "--home", str(here)]) == 0
-    assert capsys.readouterr().out == "12:00:00 node.ready serves=1\n12:00:01 peer.gone peer=x\n"
+    assert capsys.readouterr().out == "12:00:00 node.ready serves=2\n12:00:01 peer.gone peer=x\n"
     assert main(["logs", "--home", str(here), "--level", "warning", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["event"] == "peer.gone"
 

@@ -120,7 +120,8 @@ def origins(ctx: click.Context) -> tuple[tuple[str, str, str], ...]:
                 origin = f"file {config_path()}"
             case _:
                 origin = "default"
-        rows.append((_key(option), "-" if value in (None, "", ()) else str(value), origin))
+        shown = str if option.multiple else getattr(option.type, "shown", str)  # Parsed's
+        rows.append((_key(option), "-" if value in (None, "", ()) else shown(value), origin))
     return tuple(rows)
 
 

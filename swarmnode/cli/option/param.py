@@ -202,10 +202,11 @@ def parse_stages(text: str) -> tuple[int, ...]:
 
 
 class Parsed(click.ParamType[T]):
-    """A parameter that one of the functions above accepts."""
+    """A parameter that one of the functions above accepts. `shown` writes a value as a person types it."""
 
-    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], T], shown: Callable[[T], str] = str) -> None:
         self.name = name
+        self.shown = shown
         self._parse = parse
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> T:
@@ -253,7 +254,7 @@ NETWORK_OPTIONS = together(
     ),
 )
 DISK = Parsed("size", parse_nbytes)
-STAGE = Parsed("stage", parse_stage)
+STAGE = Parsed("stage", parse_stage, lambda stage: str(stage + 1))
 WATTS = click.IntRange(0, 10_000)  # as a report's
 STAGE_COUNT = click.IntRange(1, STAGES_MAX)
 DURATION = Parsed("duration", parse_duration)
