@@ -86,6 +86,7 @@ def environment() -> dict[str, str]:
     """The environment of a node process: one arithmetic thread each (two processes of two threads run slower than two
     of one, measured), and this package's path."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    variables.setdefault("SWARMNODE_PRIORITY", "normal")  # whoever starts a whole swarm here wants it to train
     source = Path(swarmnode.__file__).resolve().parent.parent
     if source.name != "site-packages":
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), variables.get("PYTHONPATH", "")]))

@@ -60,7 +60,8 @@ class Person:
 
     def __post_init__(self) -> None:
         self.home.mkdir()
-        kept = {key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS", "TMPDIR") if key in os.environ}
+        names = ("PATH", "OMP_NUM_THREADS", "TMPDIR", "SWARMNODE_PRIORITY")
+        kept = {key: os.environ[key] for key in names if key in os.environ}
         cache = self.home.parent / "cache"  # tokens are made once for all
         self.variables = {**kept, "HOME": str(self.home), "XDG_CACHE_HOME": str(cache), **self.variables}
 
