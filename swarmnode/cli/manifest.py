@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -21,27 +22,38 @@ def command() -> None:
 @command.command(short_help="print it: all fields, or those that differ from the defaults")
 @click.argument("run", metavar="RUN", type=RUN)
 @click.option("--changed", is_flag=True, help="Only what differs from the defaults, a line each.")
-def show(run: Path, changed: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as `manifest schema` describes it.")
+def show(run: Path, changed: bool, as_json: bool) -> None:
     """Print the manifest of RUN as TOML with every field and its comment."""
     from swarmnode.manifest import Manifest, manifest_at, template
     from swarmnode.manifest.text import difference
 
     manifest = manifest_at(run)
+    if as_json:
+        if changed:
+            raise click.UsageError("--json has every field: leave --changed out, or say `manifest diff --json`")
+        click.echo(json.dumps(dataclasses.asdict(manifest)))
+        return
     click.echo("\n".join(difference(Manifest(), manifest)) if changed else template(manifest))
 
 
 @command.command(short_help="what differs between two runs")
 @click.argument("run", metavar="RUN", type=RUN)
 @click.argument("other", metavar="OTHER", type=RUN)
-def diff(run: Path, other: Path) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: of each field [value of RUN, of OTHER].")
+def diff(run: Path, other: Path, as_json: bool) -> int:
     """Print the fields in which RUN and OTHER differ, a line each. Exit code 1 if any does, as of diff."""
     from swarmnode.manifest import manifest_at
-    from swarmnode.manifest.text import difference
+    from swarmnode.manifest.text import difference, differing, value_of
 
-    lines = difference(manifest_at(run), manifest_at(other))
-    for line in lines:
+    first = manifest_at(run)
+    second = manifest_at(other)
+    names = differing(first, second)
+    if as_json:
+        click.echo(json.dumps({name: [value_of(first, name), value_of(second, name)] for name in names}))
+    for line in () if as_json else difference(first, second):
         click.echo(line)
-    return 1 if lines else 0
+    return 1 if names else 0
 
 
 @command.command(short_help="what a field means")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from swarmnode.cli.option.config_file import config_path
@@ -14,7 +16,8 @@ from swarmnode.metrics.events import nbytes_text
 @click.option(
     "--keep-identity", is_flag=True, help="Leave keys and receipts, by which others know this machine and its work."
 )
-def command(yes: bool, keep_identity: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what is kept as a JSON list: path, what, nbytes, pid.")
+def command(yes: bool, keep_identity: bool, as_json: bool) -> None:
     """Show all files that swarmnode keeps below this user's home: homes of its processes, caches, settings, services.
     With --yes delete them, then say which command takes the program away. Homes that you named by --home and folders of
     runs (with their owner's key) are yours: they stay.
@@ -24,7 +27,11 @@ def command(yes: bool, keep_identity: bool) -> None:
     from swarmnode.local.traces import OWN, remove, remover, traces
 
     found = traces(config_path())
-    for trace in found:
+    if as_json:
+        keys = ("path", "what", "nbytes", "pid")
+        rows = [(str(one.path), one.what, one.nbytes, one.holder or None) for one in found]
+        click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
+    for trace in () if as_json else found:
         click.echo(f"{nbytes_text(trace.nbytes):>9}  {trace.path}  ({trace.what})")
     busy = [trace for trace in found if trace.holder]
     if busy and yes:

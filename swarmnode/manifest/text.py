@@ -89,9 +89,14 @@ def value_of(manifest: Manifest, name: str) -> Value:
     return cast(Value, getattr(getattr(manifest, table) if table else manifest, key))
 
 
+def differing(before: Manifest, after: Manifest) -> list[str]:
+    """The names of the fields that differ."""
+    return [field.name for field in FIELDS if value_of(before, field.name) != value_of(after, field.name)]
+
+
 def difference(before: Manifest, after: Manifest) -> list[str]:
     """The fields that differ, one line each: name, old value, new value."""
-    names = [f.name for f in FIELDS if value_of(before, f.name) != value_of(after, f.name)]
+    names = differing(before, after)
     return [f"{name}: {_shown(value_of(before, name))} -> {_shown(value_of(after, name))}" for name in names]
 
 
