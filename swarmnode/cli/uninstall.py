@@ -16,7 +16,7 @@ from swarmnode.metrics.events import nbytes_text
 @click.option(
     "--keep-identity", is_flag=True, help="Leave keys and receipts, by which others know this machine and its work."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what is kept as a JSON list: path, what, nbytes, pid.")
+@click.option("--json", "as_json", is_flag=True, help="Print what is kept as a JSON list: path, what, nbytes, holder.")
 def command(yes: bool, keep_identity: bool, as_json: bool) -> None:
     """Show all files that swarmnode keeps below this user's home: homes of its processes, caches, settings, services.
     With --yes delete them, then say which command takes the program away. Homes that you named by --home and folders of
@@ -28,7 +28,7 @@ def command(yes: bool, keep_identity: bool, as_json: bool) -> None:
 
     found = traces(config_path())
     if as_json:
-        keys = ("path", "what", "nbytes", "pid")
+        keys = ("path", "what", "nbytes", "holder")
         rows = [(str(one.path), one.what, one.nbytes, one.holder or None) for one in found]
         click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
     for trace in () if as_json else found:

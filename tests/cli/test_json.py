@@ -12,13 +12,13 @@ TRACE = {
     "type": "array",
     "items": {
         "type": "object",
-        "required": ["path", "what", "nbytes", "pid"],
+        "required": ["path", "what", "nbytes", "holder"],
         "additionalProperties": False,
         "properties": {
             "path": {"type": "string"},
             "what": {"type": "string"},
             "nbytes": {"type": "integer", "minimum": 0},
-            "pid": {"type": ["integer", "null"]},
+            "holder": {"type": ["string", "null"]},
         },
     },
 }
@@ -51,7 +51,8 @@ def test_a_difference_has_both_values(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["manifest", "set", runs[1], "inner.clip_norm=0.5", "about.by=Ada"]) == 0
     capsys.readouterr()
     found = printed(capsys, "manifest", "diff", *runs, "--json", code=1)
-    assert found == {"inner.clip_norm": [1.0, 0.5], "about.by": ["", "Ada"]}
+    assert isinstance(found, dict) and found["name"] == ["one", "two"]
+    assert (found["inner.clip_norm"], found["about.by"]) == ([1.0, 0.5], ["", "Ada"])
     assert printed(capsys, "manifest", "diff", runs[0], runs[0], "--json") == {}
 
 
@@ -61,7 +62,7 @@ def test_what_is_kept_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     jsonschema.validate(printed(capsys, "uninstall", "--json"), TRACE)
     home = tmp_path / "swarmnode" / "node"
     home.mkdir(parents=True)
-    (home / "events.jsonl").write_text("{}\n")
+    (home / "node.key").write_text("key")
     found = printed(capsys, "uninstall", "--json")
     jsonschema.validate(found, TRACE)
     assert isinstance(found, list) and found and found[0]["nbytes"] >= 3
