@@ -399,7 +399,7 @@ def hole(away: str, stages_away: str, as_json: bool, **sizes: int) -> None:
 )
 @click.option("--steps", type=click.IntRange(2, 1000), default=8, show_default=True, help="Of each life, about.")
 @click.option("--learned-steps", type=click.IntRange(0), default=300, show_default=True, help="Of the small model.")
-@click.option("--width", type=click.IntRange(32, 1024), default=192, show_default=True, help="Of the small model.")
+@click.option("--width", type=click.IntRange(32, 1024), default=128, show_default=True, help="Of the small model.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @JSON

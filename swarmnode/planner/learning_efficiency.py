@@ -42,9 +42,11 @@ OF_CODEC = {"lloyd4": 0.97, "e3m0": 0.95, "lloyd3": 0.93, "lloyd2": 0.82, "terna
 """Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
 TURNS = (0.073, 1.33)
 """Measured there: F = 3 has .845 of all rows in each step, 9 has .46; beyond 9 the power is a guess."""
-BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "int4": 0.014, "int4_int2": 0.03}
-"""Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32. Of fewer bits:
-3 stages of width 192, over bf16 (docs/measurements/boundary.md)."""
+BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
+"""Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
+FEW_BITS_NATS = {"int4": 0.0065, "int4_int2": 0.015}
+"""Of each boundary between two stages. Measured (docs/measurements/boundary.md, protocol.md): over bf16, int4 .014 with
+two boundaries and .043 with seven, int4_int2 .03 with two; in proportion to their number beyond [guess]."""
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
 CRITICAL = 8.0
 CRITICAL_TOKENS = 983_040
@@ -216,6 +218,8 @@ def boundary_nats(manifest: Manifest) -> float:
     pipeline = manifest.pipeline
     if pipeline.boundary == "subspace":
         return _subspace_nats(pipeline.boundary_rank / manifest.model.width)
+    if pipeline.boundary in FEW_BITS_NATS:
+        return FEW_BITS_NATS[pipeline.boundary] * (pipeline.stages - 1)
     return BOUNDARY_NATS[pipeline.boundary] if pipeline.stages > 1 else 0.0
 
 

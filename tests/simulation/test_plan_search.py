@@ -285,6 +285,9 @@ def test_nats_are_those_measured_and_worth_what_the_law_says() -> None:
         assert boundary_nats(Manifest(model=ModelSpec(width=96), pipeline=spec)) == pytest.approx(nats)
     assert boundary_nats(cut(1)) == 0.0 == boundary_nats(cut(4))
     assert 0.0 < boundary_nats(replace(RUN, pipeline=PipelineSpec(boundary="int8"))) < 0.01
+    for stages, nats in ((1, 0.0), (3, 0.013), (8, 0.0455)):  # each boundary costs
+        run = replace(RUN, pipeline=PipelineSpec(stages=stages, boundary="int4"))
+        assert boundary_nats(run) == pytest.approx(nats)
     assert worth(0.0, TOKENS) == 1.0
     less = worth(0.1, TOKENS) * TOKENS
     assert LAW_B / less**LAW_BETA == pytest.approx(LAW_B / TOKENS**LAW_BETA + 0.1)
