@@ -163,10 +163,11 @@ def test_init_searches_the_settings_that_suit_the_machines(
     told = capsys.readouterr()
     made = read_manifest(folder / "manifest.toml")
     assert "one of these machines alone: " in told.out and "learning efficiency 0." in told.out
-    assert re.search(r"together they are 2\.\d to 3\.\d times as fast to a loss$", told.out, re.MULTILINE)
+    assert re.search(r"^why steps of 512 samples: with 256, 512, 1,024 machines do ", told.out, re.MULTILINE)
+    assert re.search(r"together they are 3\.\d to 4\.\d times as fast to a loss$", told.out, re.MULTILINE)
     assert "the model reads bytes: some 4 times the tokens" in told.err
     assert made.pipeline.stages == 1 and made.model.context == 1024
-    assert made.gossip.round_samples >= 10 * made.inner.inner_batch  # as fitted
+    assert made.inner.inner_batch == 512 and made.gossip.round_samples >= 8 * made.inner.inner_batch  # as fitted
     assert "Here: searched for 8 machines" in (folder / "manifest.toml").read_text().replace("\n# ", " ")
     thin = ("init", str(tmp_path / "thin"), *asked, "--stages", "3")
     assert main([*thin]) == 2
