@@ -154,7 +154,8 @@ HOME = ("--card", "12GB", "--up", "20Mbit")
 def test_init_searches_the_settings_that_suit_the_machines(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight cards at home learn in one stage with long rounds; in three they would be slower than one of them."""
+    """Eight cards at home learn in one stage with long rounds; in three, over lines half as fast, they would be slower
+    than one of them."""
     from swarmnode.manifest import read_manifest
 
     folder = tmp_path / "run"
@@ -169,7 +170,7 @@ def test_init_searches_the_settings_that_suit_the_machines(
     assert made.pipeline.stages == 1 and made.model.context == 1024
     assert made.inner.inner_batch == 512 and made.gossip.round_samples >= 8 * made.inner.inner_batch  # as fitted
     assert "Here: searched for 8 machines" in (folder / "manifest.toml").read_text().replace("\n# ", " ")
-    thin = ("init", str(tmp_path / "thin"), *asked, "--stages", "3")
+    thin = ("init", str(tmp_path / "thin"), *asked, "--up", "10Mbit", "--stages", "3")
     assert main([*thin]) == 2
     refused = capsys.readouterr().err.splitlines()[-1]
     assert "as fast to a loss as one of them alone" in refused and "Mbit/s up would carry it" in refused
