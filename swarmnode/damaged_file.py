@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +39,12 @@ def put_aside(path: Path, why: str) -> None:
 
 def put_aside_unless_file(path: Path) -> None:
     """Put aside what is at `path` where it is no regular file: a folder, a pipe, whose open waits for ever, a device, a
-    link that leads nowhere. A link to a file is one, and so is a link to one that can be made."""
+    link that leads nowhere. A link to a file is one, and so is a link to one that can be made. A device itself stays:
+    it is the machine's."""
     to = os.path.realpath(path)
     makes = path.is_symlink() and not os.path.lexists(to) and os.path.isdir(os.path.dirname(to))
-    if os.path.lexists(path) and not (os.path.isfile(path) or makes):
+    device = os.path.lexists(path) and stat.S_ISCHR(os.lstat(path).st_mode)
+    if os.path.lexists(path) and not (os.path.isfile(path) or makes or device):
         put_aside(path, "a folder" if os.path.isdir(path) else "no file")
 
 

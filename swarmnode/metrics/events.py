@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.atomic_file import FULL, full_text
-from swarmnode.damaged_file import put_aside_unless_file
+from swarmnode.damaged_file import put_aside
 from swarmnode.errors import cause_of
 from swarmnode.metrics.event import check_event
 from swarmnode.ports import Clock
@@ -154,10 +154,14 @@ class EventLog:
             self._lose(path, error)
 
     def _open(self, path: Path) -> None:
-        put_aside_unless_file(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # or a pipe waits for a reader
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, flags, 0o600)
             self._nbytes = os.fstat(self._descriptor).st_size
+        except IsADirectoryError:
+            put_aside(path, "a folder")
+            if not path.is_dir():
+                self._open(path)
         except OSError as error:
             self._lose(path, error, lines=0)
 

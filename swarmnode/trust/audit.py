@@ -52,7 +52,9 @@ class Audits:
 
     def means(self, stage: int) -> MeanAnswers:
         """The test of all answers of `stage`."""
-        return self._means.setdefault(stage, MeanAnswers(ASIDE if stage else ASIDE_FEEDER))
+        if stage not in self._means:
+            self._means[stage] = MeanAnswers(ASIDE if stage else ASIDE_FEEDER)
+        return self._means[stage]
 
     def unusable(self, peer: PeerId, stage: int) -> bool:
         """Whether answers of `peer` are not used now. Of two whose means differ nobody knows which one it is."""
