@@ -28,7 +28,7 @@ Text = Callable[[Sequence[int]], Awaitable[WireTensor | None]]
 
 AT_ONCE_MAX = 2  # guess: hops recomputed at once for all callers; one per caller
 PER_MINUTE_MAX = 60  # guess: per caller, which audits a few per cent of what it sends
-KEPT_MAX = 32  # guess: answers kept to be shown; auditors ask within a second
+KEPT_TIMES = 4  # guess: times limits.in_flight_max; answers kept to be shown until they have crossed the caller's line
 KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAST are kept however large
 KEPT_LEAST = 4
 
@@ -85,8 +85,10 @@ class RecomputeService:
         """Keep the evidence of the answer for `microbatch` for a while."""
         self._shown[(microbatch, position)] = shown
         self._nbytes += shown.nbytes
-        most = KEPT_SHARE * self.manifest.limits.tape_bytes_max
-        while len(self._shown) > KEPT_MAX or (len(self._shown) > KEPT_LEAST and self._nbytes > most):
+        limits = self.manifest.limits
+        most = KEPT_TIMES * limits.in_flight_max
+        nbytes_max = KEPT_SHARE * limits.tape_bytes_max
+        while len(self._shown) > most or (len(self._shown) > KEPT_LEAST and self._nbytes > nbytes_max):
             _, dropped = self._shown.popitem(last=False)
             self._nbytes -= dropped.nbytes
 
