@@ -107,7 +107,7 @@ WORDS = (
         "kept_round kept_samples",
         "whom a node asks that brings a stage back",
         "rounds that the run can have reached; the state is compared with others'",
-        "recovery/restore.py",
+        "recovery/recovery_look.py",
     ),
     _of(
         "Record",

@@ -28,7 +28,7 @@ WAIT_S = 120.0  # guess: for a chunk; after it the node looks again for replicas
 
 
 class BaseFetcher:
-    """recovery.restore.BaseWeights of a node."""
+    """recovery.restore_context.BaseWeights of a node."""
 
     def __init__(
         self, manifest: Manifest, run_id: RunId, ports: NodePorts, transport: Transport, presence: Presence
@@ -44,7 +44,7 @@ class BaseFetcher:
         self._set.fetch_from(ChunkSources(run_id, urls, ports.base.web, *asked, name.BASE_BYTES))
 
     async def load(self, replica: Replica, stage: int) -> int:
-        """See recovery.restore.BaseWeights."""
+        """See recovery.restore_context.BaseWeights."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         await self._in_time(self._set.open, "the index")

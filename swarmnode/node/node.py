@@ -36,6 +36,7 @@ from swarmnode.node.span import PartNode, ServedSpan, SpanPorts
 from swarmnode.node.stage_change import StageTransfer
 from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
+from swarmnode.recovery.former_cut import FormerCut
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.resumption import EarlierCut, SavedStages
 from swarmnode.token_rate import RunSpeed
@@ -202,8 +203,11 @@ class Node:
         """Register all handlers before any peer can learn the address. Without a stage they raise Unavailable."""
         nbytes_max = self._manifest.limits.frame_bytes_max
         offload = self.ports.hashing or partial(self.ports.compute.run, Priority.OUTER, 0)
-        pieces = LoadedDonor(self._context.run_id, self.restorer.give_piece, offload, self._telemetry)
-        give = {"snapshot": pieces.offer, "chunk": pieces.chunk} if self._cut else {}
+        give = {}
+        if (earlier := self.restorer.earlier) is not None:
+            give_piece = FormerCut(self.restorer, earlier.manifest).give
+            pieces = LoadedDonor(self._context.run_id, give_piece, offload, self._telemetry)
+            give = {"snapshot": pieces.offer, "chunk": pieces.chunk}
         for method, tensors in METHODS.items():
             handler = self._slot.handler(method)
             self.transport.serve(

@@ -39,9 +39,9 @@ from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.rebalance import load
 from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
-from swarmnode.recovery.recovery_source import RecoverySource, donors_of
+from swarmnode.recovery.recovery_source import OwnState, RecoverySource, donors_of
 from swarmnode.recovery.renewal import RenewalTimer
-from swarmnode.recovery.restore import OwnState, RestoredState
+from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire

@@ -39,7 +39,7 @@ from swarmnode.pipeline.rebalance import (
 )
 from swarmnode.ports import Clock, Replica, Telemetry
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.restore import FIRST_ROUNDS
+from swarmnode.recovery.state_fetcher import FIRST_ROUNDS
 from swarmnode.recovery.state_judge import state_judge
 from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import DOWNLOAD_RATE, WHOLE, Snapshot, newcomer_part

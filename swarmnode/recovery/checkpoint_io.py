@@ -21,6 +21,7 @@ from swarmnode.ports import State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin, ShardFile, StagePart
+from swarmnode.recovery.run_store import RunStore
 from swarmnode.recovery.tensorfile import Shape
 from swarmnode.wire import record_pb2
 
@@ -129,20 +130,12 @@ async def assembled(store: Store, origin: Origin, label: str) -> Checkpoint | No
 
 
 async def prune(store: Store, run_id: RunId, keep: int) -> list[str]:
-    """Delete checkpoints of `run_id` beyond the newest `keep`, and return their labels.
-
-    checkpoint.json goes first, so that a reader never takes half a checkpoint for a whole one.
-    """
-    sizes = await store.names(f"{run_id[: form.RUN_CHARACTERS]}/")
-    files: dict[str, list[str]] = {}
-    for name in sizes:
-        label = name.split("/")[1]
-        files.setdefault(label, []).append(name)
-    complete = [label for label, names in files.items() if any(name.endswith(f"/{form.ROOT}") for name in names)]
-    gone = form.expired(complete, files.keys(), keep)
+    """Delete checkpoints of `run_id` beyond the newest `keep`, and return their labels."""
+    here = RunStore(store, run_id)
+    files = await here.labels()
+    gone = form.expired([label for label, names in files.items() if form.ROOT in names], files.keys(), keep)
     for label in gone:
-        for name in sorted(files[label], key=lambda name: not name.endswith(form.ROOT)):
-            await store.delete(name)
+        await here.delete(label)
     return gone
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, rank, short, stage_name
@@ -20,9 +19,9 @@ from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.renewal import RenewalTimer
-from swarmnode.recovery.state_judge import state_judge
+from swarmnode.recovery.state_fetcher import StateFetcher
 from swarmnode.transfer.donor import DonorLimits
-from swarmnode.transfer.download import DonorClient, DownloadLimits
+from swarmnode.transfer.download import DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.transfer.state_slices import ROUNDS_APART_MAX, drawn_now, slices_of
 from swarmnode.wire import call_pb2
@@ -93,8 +92,7 @@ class NeighbourBackup:
         self._round_samples = manifest.gossip.round_samples
         self._sizes = replica.sizes_of(self.stage)
         self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, self._sizes, replica.ends_of(self.stage))
-        asked = here.transport, here.run_id, self.stage, self._sizes, here.telemetry
-        self._client = DonorClient(*asked, lambda: membership.run_progress.rounds_max)
+        self._fetcher = StateFetcher(here, membership, replica)
         self.snapshot: Snapshot | None = None  # what is kept
         self._timer = RenewalTimer(self._spec)
         self._held = False  # while this node is paused: nothing is downloaded
@@ -178,8 +176,7 @@ class NeighbourBackup:
         """
         if self._diverging:
             return
-        others = self._serving
-        check = state_judge(self._here.manifest, self._client, others, self._apart)
+        check = self._fetcher.judge(self.stage, self._serving)
         if check is None:
             return
         words = await check.compare(state, offer, givers)
@@ -195,9 +192,9 @@ class NeighbourBackup:
     ) -> call_pb2.Snapshot:
         now_s = asyncio.get_running_loop().time
         begun = now_s()
-        client = replace(self._client, limits=limits, cut=cut)
+        client = self._fetcher.client(self.stage, limits, cut=cut)
         compare = self._compare if cut == WHOLE else None
-        state, offer = await client.download(lambda: donors, compare=compare)
+        state, offer = await self._fetcher.download(client, lambda: donors, compare)
         kept = self.snapshot
         samples = Progress.from_wire(offer.progress).total
         if kept is None or samples >= kept.samples:  # a handover may have come while this was on its way

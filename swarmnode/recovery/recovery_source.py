@@ -1,7 +1,7 @@
-"""Choose how a replica comes by the state of its stage, the best source first.
+"""Choose how a replica comes by the state of its stage: sources as values, one order of them, and the choice.
 
-All functions are pure: they take what one look at the swarm showed and return (answer, reason). recovery/restore.py
-looks, and carries the choice out.
+All functions are pure: they take what one look at the swarm showed and return (answer, reason).
+recovery/recovery_look.py looks, and recovery/restore.py carries the choice out.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import enum
 import functools
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
 from swarmnode.ids import PeerId, RunId, digest64, rank, short, stage_name
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.liveness import LOST_PERIODS, SMALL_CALL_S, TRIES
+from swarmnode.membership.state_line import StateLine
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.recovery.resumption import Resumption
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import record_pb2
 
@@ -28,6 +30,7 @@ RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long
 # announces itself and cannot be called (behind a NAT without a relay) holds nobody up for longer.
 LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed
 NEIGHBOUR_WAIT_S = RETURN_WAIT_S  # a node waits so long for neighbour stages that are being brought back themselves
+TRIES_MAX = TRIES  # times that sources which may work the next time are tried before this process gives up
 
 
 class RecoverySource(enum.StrEnum):
@@ -48,10 +51,26 @@ class RecoverySource(enum.StrEnum):
 
 
 Choice = tuple[RecoverySource, str]
-"""A source, and why it is the best one."""
+"""A kind of source, and why it is the best one."""
 
-# In the order in which they win a tie: this disk costs no link.
-PLACES = {
+ORDER = (
+    (RecoverySource.REPLICA,),
+    (
+        RecoverySource.OWN,
+        RecoverySource.DISK,
+        RecoverySource.RING,
+        RecoverySource.PIECES,
+        RecoverySource.CHECKPOINT,
+    ),
+    (RecoverySource.ARCHIVE,),
+    (RecoverySource.BASE,),
+    (RecoverySource.CHECKFREE,),
+    (RecoverySource.FRESH,),
+)
+"""The order of sources: a replica that serves, copies (the latest round first, and at one round this machine's own,
+which cost no link), the owner's archive, then what makes a state anew."""
+
+COPIES = {
     RecoverySource.OWN: "in this replica",
     RecoverySource.DISK: "on this disk",
     RecoverySource.RING: "kept by a neighbour or a paused replica",
@@ -61,9 +80,45 @@ PLACES = {
 
 
 @dataclass(frozen=True, slots=True)
+class OwnState:
+    """The state that a replica has already: samples of the run in it, and its line."""
+
+    samples: int
+    line: StateLine
+
+
+Place = PeerId | Resumption | OwnState | None
+"""A peer (this node itself: its memory), a folder or bucket, the replica itself. None: members, found when needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """A state of the stage that somebody has: how it is kept, the rounds of the run behind it, and where.
+
+    A round has a fraction where the state was copied between two. The place says how far it is trusted: states of peers
+    are compared with others' (state_judge.py), the archive's needs the owner's warrant, and this machine's own are
+    loaded as they are.
+    """
+
+    kind: RecoverySource
+    round: float
+    place: Place = None
+
+
+def best_first(sources: Iterable[StateSource]) -> list[StateSource]:
+    """`sources` in ORDER. Of one kind and round the first given stays first."""
+    rank = {kind: (tier, at) for tier, kinds in enumerate(ORDER) for at, kind in enumerate(kinds)}
+
+    def key(source: StateSource) -> tuple[int, float, int]:
+        tier, at = rank[source.kind]
+        return tier, -source.round, at
+
+    return sorted(sources, key=key)
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryView:
-    """The swarm as seen once by a node that needs the state of `stage`. Rounds count from the run's beginning; those of
-    states have fractions, as states are copied between two rounds."""
+    """The swarm as seen once by a node that needs the state of `stage`. Rounds count from the run's beginning."""
 
     stage: int
     stages: int
@@ -73,30 +128,33 @@ class RecoveryView:
     little: bool = False  # they are less than a round: before its first one a run has no copies
     unanswered: bool = False  # nobody that this node knows of says how far the run is
     samples_least: int = 0  # the lower third of it
-    donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
+    sources: tuple[StateSource, ...] = ()  # states of the stage that somebody has, and answers
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
     builder: PeerId | None = None  # another node that brings the stage back, or will before this one
     settled: bool = True  # others have had the time to hear of this node
-    kept: tuple[tuple[float, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
     asleep: str = ""  # a paused replica of the stage that answers, and until when it sleeps
-    own_round: float | None = None  # of the state that this node's replica has already, after a pause
     ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
-    disk_round: float | None = None  # of the state on this node's disk
     returning: bool = False  # other stages had no replica either when this node first looked
-    recut_round: int | None = None  # in which the stages were cut anew
-    archived: bool = False  # a bootstrap may hold the owner's archive
-    saved_round: int | None = None  # of the checkpoint this node was told to resume
     below: bool = False  # the stage before serves and answers
     above: bool = False  # the stage after does
     has_base: bool = False  # the run started from a pretrained model
-    failed: frozenset[RecoverySource] = frozenset()  # sources that failed when tried
+    failed: frozenset[RecoverySource] = frozenset()  # kinds that failed when tried
     waited_s: float = 0.0  # since this node began to look
+
+    def of(self, *kinds: RecoverySource) -> list[StateSource]:
+        """The sources of `kinds` that did not fail, the best first."""
+        return best_first(one for one in self.sources if one.kind in kinds and one.kind not in self.failed)
+
+    @property
+    def resumed_now(self) -> bool:
+        """Whether the checkpoint that this node resumes is of the round that the run is in."""
+        return any(source.round == self.round_now for source in self.of(RecoverySource.CHECKPOINT))
 
 
 def choose_source(view: RecoveryView, spec: RecoverySpec) -> Choice:
     """The source to try now, and why: the answer of the first rule that has one. A source that failed is not tried
     again."""
-    if view.own_round is not None:
+    if view.of(RecoverySource.OWN):
         return _go_on(view)
     if view.samples_total == 0:
         return _not_trained(view)
@@ -115,7 +173,7 @@ def _not_trained(view: RecoveryView) -> Choice:
 
 def _same_round(view: RecoveryView) -> Choice | None:
     """The checkpoint that this node resumes, if it is of the round that the run is in."""
-    if view.saved_round != view.round_now or RecoverySource.CHECKPOINT in view.failed:
+    if not view.resumed_now:
         return None
     if not view.settled:  # a late joiner may not have heard yet how far the others are
         return RecoverySource.WAIT, "a checkpoint of this very round; others may be further"
@@ -125,8 +183,8 @@ def _same_round(view: RecoveryView) -> Choice | None:
 def _living(view: RecoveryView) -> Choice | None:
     """A replica that serves, or a wait for one that may serve soon."""
     stage = view.stage
-    if view.donors and RecoverySource.REPLICA not in view.failed:
-        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of {stage_name(stage)} are alive"
+    if donors := view.of(RecoverySource.REPLICA):
+        return RecoverySource.REPLICA, f"{len(donors)} replicas of {stage_name(stage)} are alive"
     if view.unsure and view.waited_s < RETURN_WAIT_S:
         silent = f"{view.unsure} replicas of {stage_name(stage)} do not answer, but were heard of a moment ago"
         return RecoverySource.WAIT, silent
@@ -140,7 +198,8 @@ def _living(view: RecoveryView) -> Choice | None:
 def _lost(view: RecoveryView, spec: RecoverySpec) -> Choice:
     """No replica serves: a copy that somebody keeps, a node that returns, the base model, neighbours, or the seed."""
     lost = f"no replica of {stage_name(view.stage)} answers"
-    if view.round_now == 0 and view.disk_round is None and not view.kept:
+    copied = any(source.kind in (RecoverySource.DISK, RecoverySource.RING) for source in view.sources)
+    if view.round_now == 0 and not copied:
         return _begun(view, f"{lost}, and the run has not finished a round")
     source, why = _snapshot(view, spec.snapshot_rounds_max)
     if source is not None:
@@ -152,7 +211,7 @@ def _lost(view: RecoveryView, spec: RecoverySpec) -> Choice:
 def _elsewhere(view: RecoveryView, lost: str) -> Choice | None:
     """The owner's archive, or a wait for a node that has the state and may give it soon; else the base model, which is
     nearer to what was lost than other stages' layers."""
-    if view.archived and RecoverySource.ARCHIVE not in view.failed:
+    if view.of(RecoverySource.ARCHIVE):
         return RecoverySource.ARCHIVE, f"{lost}; a coordinator may have it in the owner's archive"
     if view.asleep and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, f"{lost}; {view.asleep} has it, and could not give it"
@@ -192,8 +251,8 @@ def _remade(view: RecoveryView, spec: RecoverySpec, lost: str) -> Choice:
 def _go_on(view: RecoveryView) -> Choice:
     """The source of a replica that comes back from a pause with a state: replicas that served meanwhile, else the
     newest of its own and what is kept."""
-    if view.donors and RecoverySource.REPLICA not in view.failed:
-        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of {stage_name(view.stage)} are alive"
+    if donors := view.of(RecoverySource.REPLICA):
+        return RecoverySource.REPLICA, f"{len(donors)} replicas of {stage_name(view.stage)} are alive"
     if view.unsure and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, f"{view.unsure} replicas of {stage_name(view.stage)} do not answer"
     source, why = _snapshot(view, sys.maxsize)
@@ -209,27 +268,63 @@ def _begun(view: RecoveryView, why: str) -> Choice:
 
 
 def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | None, str]:
-    """The place of the newest snapshot at most `rounds_max` rounds old, None without one, and why."""
-    kept = max((round_index for round_index, _ in view.kept), default=None)
-    donors = [
-        (round_index, source)
-        for source, round_index in (
-            (RecoverySource.OWN, view.own_round),
-            (RecoverySource.RING, kept),
-            (RecoverySource.DISK, view.disk_round),
-            (RecoverySource.PIECES, view.recut_round),
-            (RecoverySource.CHECKPOINT, view.saved_round),
-        )
-        if round_index is not None and source not in view.failed
-    ]
-    if not donors:
+    """The kind of the newest copy at most `rounds_max` rounds old, None without one, and why."""
+    copies = view.of(*COPIES)
+    if not copies:
         return None, "no snapshot of it is kept"
-    newest = max(round_index for round_index, _ in donors)
-    age = max(0.0, view.round_now - newest)
+    age = max(0.0, view.round_now - copies[0].round)
     if age > rounds_max:
         return None, f"the newest snapshot of it is {age:.3g} rounds old (at most {rounds_max})"
-    source = next(source for source in PLACES if (newest, source) in donors)
-    return source, f"a snapshot {age:.3g} rounds old is {PLACES[source]}"
+    return copies[0].kind, f"a snapshot {age:.3g} rounds old is {COPIES[copies[0].kind]}"
+
+
+class AfterFailure(enum.Enum):
+    """The next step of a restore whose source failed."""
+
+    AGAIN = enum.auto()  # look again at once
+    LATER = enum.auto()  # look again after an announce period
+    OTHERS = enum.auto()  # believe only replicas that were seen at work from now on
+
+
+class SourceFailures:
+    """The failures of one restore: `kinds` of sources that are not tried again, and `copies` of keepers, by round.
+
+    Later copies of the same keepers may come: of a replica that leaves, or with a renewal.
+    """
+
+    def __init__(self) -> None:
+        self.kinds = set[RecoverySource]()
+        self.copies = set[tuple[float, Place]]()
+        self.tries = 0  # of sources that may work the next time
+        self._tried_at = -1  # the run's samples at the last of them
+        self._vain_times = 0  # that no copy could be had
+
+    @property
+    def over(self) -> bool:
+        """Whether this process gives up."""
+        return self.tries >= TRIES_MAX
+
+    def record(self, source: RecoverySource, view: RecoveryView) -> AfterFailure:
+        """Note that `source` failed, chosen by `view`."""
+        if source is RecoverySource.RING and self._vain_times < TRIES_MAX:
+            self._vain_times += 1
+            self.copies.update((copy.round, copy.place) for copy in view.of(source))
+        elif source is RecoverySource.REPLICA or view.round_now == 0:
+            # A replica is one of several and may answer the next time; before the first round there is nothing but the
+            # beginning to go to.
+            return self._count_try(source, view.samples_total)
+        elif source is RecoverySource.PIECES and view.waited_s < LOST_WAIT_S:  # their holders are on the way
+            return AfterFailure.LATER
+        else:
+            self.kinds.add(source)
+        return AfterFailure.AGAIN
+
+    def _count_try(self, source: RecoverySource, samples_total: int) -> AfterFailure:
+        """Count a try. If the run stood still meanwhile, its replicas are keys that do nothing: others are to count."""
+        self.tries += 1
+        stands = source is RecoverySource.REPLICA and samples_total == self._tried_at
+        self._tried_at = samples_total
+        return AfterFailure.OTHERS if self.over and stands else AfterFailure.AGAIN
 
 
 def sleeper_text(member: Member) -> str:

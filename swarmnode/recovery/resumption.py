@@ -20,6 +20,7 @@ from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Checkpoint, Origin, StagePart
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings, Shapes
+from swarmnode.recovery.run_store import RunStore
 from swarmnode.wire import record_pb2
 
 
@@ -221,8 +222,7 @@ class SavedStages:
         for at, old in enumerate([*self.found, *self.pieces]):
             older = mine < at < len(self.found) and old.checkpoint.parts[0].stage == stage
             if at != mine and (older or at >= KEPT):
-                for name in sorted(await self._store.names(old.base), key=lambda name: not name.endswith(".json")):
-                    await self._store.delete(name)
+                await RunStore(self._store, old.checkpoint.origin.run_id).delete(old.checkpoint.label)
 
 
 def _age(saved: Resumption) -> tuple[int, int, int]:

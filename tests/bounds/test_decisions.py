@@ -34,8 +34,8 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.optimizer import learning_rate
+from swarmnode.model.split import costs
 from swarmnode.node.served_stage import ready_to_serve
-from swarmnode.node.stage_change import costs
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import window_limit
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
@@ -43,7 +43,9 @@ from swarmnode.pipeline.route import Router
 from swarmnode.recovery.neighbour_backup import renewal
 from swarmnode.recovery.recovery_source import (
     RecoveryClaims,
+    RecoverySource,
     RecoveryView,
+    StateSource,
     choose_source,
     donors_of,
     first_builder,
@@ -149,8 +151,9 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             kept = [(m.kept_samples / 64, m.peer) for m in here if m.kept_round is not None]
             snapshots = tuple(latest(kept, total // 64 + 1))
             assert all(at <= total // 64 + 1 for at, _ in snapshots)
+            copies = tuple(StateSource(RecoverySource.RING, at, peer) for at, peer in snapshots)
             choose_source(
-                RecoveryView(stage, STAGES, total, total // 64, kept=snapshots, waited_s=5.0), MANIFEST.recovery
+                RecoveryView(stage, STAGES, total, total // 64, sources=copies, waited_s=5.0), MANIFEST.recovery
             )
         clock = RunClock(256, 4.0)
         own = replace(members[0], stage=members[0].stage % STAGES)

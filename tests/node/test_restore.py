@@ -14,7 +14,6 @@ from swarmnode.membership.access import sign_warrant
 from swarmnode.owner import public_bytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import RecoverySource
-from swarmnode.recovery.restore import _Restoration
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
@@ -57,6 +56,7 @@ async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_l
         v.owner = public_bytes(owner)
         node = v.add(0).node
         state = Recording(run, 1).snapshot(packed=True)
+        pulled = list[PeerId]()
 
         def archive(number: int, round_index: int, signer: Ed25519PrivateKey | None) -> PeerId:
             """An archive of stage 1 as it was after a round, with a warrant of `signer`."""
@@ -71,7 +71,12 @@ async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_l
                     answer.header.snapshot.warrant.CopyFrom(sign_warrant(signer, RUN, peer, 1 << 32))
                 return answer
 
+            async def chunk(caller: PeerId, call: Call) -> Answer:
+                pulled.append(peer)
+                return await donor.chunk(caller, call)
+
             transport.serve("snapshot", offer, tensor_bytes_max=0)
+            transport.serve("chunk", chunk, tensor_bytes_max=0)
             return peer
 
         other = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
@@ -80,4 +85,6 @@ async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_l
         archives = (archive(203, 1, None), older, archive(204, 1, other), newer)
         saving = dataclasses.replace(node.restorer.checkpoints, archives=archives)
         here = dataclasses.replace(node.restorer, checkpoints=saving)
-        assert await _Restoration(here, Recording(run, 1), 1, None, 0, None)._archives(1) == [newer, older]
+        await here.fetcher(Recording(run, 1)).of_archives(1, archives, here.warranted)
+        await here.fetcher(Recording(run, 1)).of_archives(1, archives[:3], here.warranted)
+        assert pulled == [newer, older]

@@ -13,11 +13,16 @@ from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
     CLAIM_WAIT_S,
+    LOST_WAIT_S,
     NEIGHBOUR_WAIT_S,
     RETURN_WAIT_S,
+    AfterFailure,
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
+    SourceFailures,
+    StateSource,
+    best_first,
     choose_source,
     donors_of,
     first_builder,
@@ -36,6 +41,7 @@ A = PeerId("a")
 B = PeerId("b")
 C = PeerId("c")
 LOST = RecoveryView(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
+ALIVE = StateSource(RecoverySource.REPLICA, 20, A)
 JOINING = record_pb2.NODE_STATE_JOINING
 SYNCING = record_pb2.NODE_STATE_SYNCING
 TRAINING = record_pb2.NODE_STATE_TRAINING
@@ -46,6 +52,10 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
     return Member(PeerId(peer), stage, state, 1, samples_per_second=1.0, queue=0, round_index=0, **given)  # type: ignore[arg-type]
 
 
+def kept(round_index: float, keeper: PeerId = B) -> StateSource:
+    return StateSource(RecoverySource.RING, round_index, keeper)
+
+
 @pytest.mark.parametrize(
     ("changes", "source"),
     [
@@ -54,8 +64,8 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"round_now": 0, "has_base": True}, RecoverySource.BASE),
         ({"has_base": True}, RecoverySource.BASE),
         ({"has_base": True, "below": False}, RecoverySource.BASE),
-        ({"has_base": True, "kept": ((20, B),)}, RecoverySource.RING),
-        ({"has_base": True, "donors": (A,)}, RecoverySource.REPLICA),
+        ({"has_base": True, "sources": (kept(20),)}, RecoverySource.RING),
+        ({"has_base": True, "sources": (ALIVE,)}, RecoverySource.REPLICA),
         ({"has_base": True, "failed": frozenset({RecoverySource.BASE})}, RecoverySource.CHECKFREE),
         (
             {
@@ -67,44 +77,50 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
             },
             RecoverySource.STOP,
         ),
-        ({"donors": (A,)}, RecoverySource.REPLICA),
-        ({"donors": (A,), "kept": ((20, B),), "unsure": 1}, RecoverySource.REPLICA),
-        ({"unsure": 1, "kept": ((20, B),)}, RecoverySource.WAIT),
+        ({"sources": (ALIVE,)}, RecoverySource.REPLICA),
+        ({"unsure": 1, "sources": (kept(20), ALIVE)}, RecoverySource.REPLICA),
+        ({"unsure": 1, "sources": (kept(20),)}, RecoverySource.WAIT),
         # A replica that announces itself, and that nobody can call, holds nobody up for longer than a minute.
-        ({"unsure": 1, "kept": ((20, B),), "waited_s": 61.0}, RecoverySource.RING),
-        ({"unsure": 1, "own_round": 18, "waited_s": 61.0}, RecoverySource.OWN),
-        ({"builder": B, "kept": ((20, B),)}, RecoverySource.WAIT),
-        ({"settled": False, "kept": ((20, B),)}, RecoverySource.WAIT),
-        ({"kept": ((20, B),)}, RecoverySource.RING),
-        ({"kept": ((4, B),)}, RecoverySource.RING),
-        ({"kept": ((3, B),)}, RecoverySource.CHECKFREE),
-        ({"kept": ((20, B),), "failed": frozenset({RecoverySource.RING})}, RecoverySource.CHECKFREE),
-        ({"kept": ((18, B),), "disk_round": 18}, RecoverySource.DISK),
-        ({"kept": ((18, B),), "disk_round": 17}, RecoverySource.RING),
-        ({"kept": ((18.5, B),), "disk_round": 18.25}, RecoverySource.RING),
-        ({"kept": ((18.25, B),), "disk_round": 18.5}, RecoverySource.DISK),
-        ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({RecoverySource.RING})}, RecoverySource.DISK),
+        ({"unsure": 1, "sources": (kept(20),), "waited_s": 61.0}, RecoverySource.RING),
+        ({"unsure": 1, "sources": (StateSource(RecoverySource.OWN, 18),), "waited_s": 61.0}, RecoverySource.OWN),
+        ({"builder": B, "sources": (kept(20),)}, RecoverySource.WAIT),
+        ({"settled": False, "sources": (kept(20),)}, RecoverySource.WAIT),
+        ({"sources": (kept(20),)}, RecoverySource.RING),
+        ({"sources": (kept(4),)}, RecoverySource.RING),
+        ({"sources": (kept(3),)}, RecoverySource.CHECKFREE),
+        ({"failed": frozenset({RecoverySource.RING}), "sources": (kept(20),)}, RecoverySource.CHECKFREE),
+        ({"sources": (kept(18), StateSource(RecoverySource.DISK, 18))}, RecoverySource.DISK),
+        ({"sources": (kept(18), StateSource(RecoverySource.DISK, 17))}, RecoverySource.RING),
+        ({"sources": (kept(18.5), StateSource(RecoverySource.DISK, 18.25))}, RecoverySource.RING),
+        ({"sources": (kept(18.25), StateSource(RecoverySource.DISK, 18.5))}, RecoverySource.DISK),
+        (
+            {"failed": frozenset({RecoverySource.RING}), "sources": (kept(18), StateSource(RecoverySource.DISK, 17))},
+            RecoverySource.DISK,
+        ),
         # A paused replica has it, but its state could not be had.
         ({"asleep": "a"}, RecoverySource.WAIT),
         ({"asleep": "a", "waited_s": 61.0}, RecoverySource.CHECKFREE),
         ({"asleep": "a", "waited_s": 1e3, "above": False}, RecoverySource.WAIT),
         ({"asleep": "a", "waited_s": 1e3, "returning": True, "above": False}, RecoverySource.WAIT),
-        ({"asleep": "a", "kept": ((20, A),)}, RecoverySource.RING),
+        ({"asleep": "a", "sources": (kept(20, A),)}, RecoverySource.RING),
         # This replica comes back from a pause with a state of its own.
-        ({"own_round": 18}, RecoverySource.OWN),
-        ({"own_round": 0, "samples_total": 0, "claimed": 900}, RecoverySource.OWN),
-        ({"own_round": 18, "donors": (A,)}, RecoverySource.REPLICA),
-        ({"own_round": 18, "unsure": 1}, RecoverySource.WAIT),
-        ({"own_round": 18, "kept": ((18, B),), "builder": B}, RecoverySource.OWN),
-        ({"own_round": 18, "kept": ((19, B),)}, RecoverySource.RING),
-        ({"own_round": 1, "kept": ((2, B),)}, RecoverySource.RING),
-        ({"own_round": 18, "kept": ((19, B),), "failed": frozenset({RecoverySource.RING})}, RecoverySource.OWN),
+        ({"sources": (StateSource(RecoverySource.OWN, 18),)}, RecoverySource.OWN),
+        ({"samples_total": 0, "claimed": 900, "sources": (StateSource(RecoverySource.OWN, 0),)}, RecoverySource.OWN),
+        ({"sources": (StateSource(RecoverySource.OWN, 18), ALIVE)}, RecoverySource.REPLICA),
+        ({"unsure": 1, "sources": (StateSource(RecoverySource.OWN, 18),)}, RecoverySource.WAIT),
+        ({"builder": B, "sources": (kept(18), StateSource(RecoverySource.OWN, 18))}, RecoverySource.OWN),
+        ({"sources": (kept(19), StateSource(RecoverySource.OWN, 18))}, RecoverySource.RING),
+        ({"sources": (kept(2), StateSource(RecoverySource.OWN, 1))}, RecoverySource.RING),
+        (
+            {"failed": frozenset({RecoverySource.RING}), "sources": (kept(19), StateSource(RecoverySource.OWN, 18))},
+            RecoverySource.OWN,
+        ),
         ({}, RecoverySource.CHECKFREE),
         ({"round_now": 0}, RecoverySource.FRESH),
         ({"round_now": 0, "unsure": 1}, RecoverySource.WAIT),
         ({"above": False}, RecoverySource.WAIT),
         ({"above": False, "waited_s": 1e3}, RecoverySource.STOP),
-        ({"above": False, "waited_s": 1e3, "kept": ((20, B),)}, RecoverySource.RING),
+        ({"above": False, "waited_s": 1e3, "sources": (kept(20),)}, RecoverySource.RING),
         ({"stage": 0, "ends": (C,), "below": False}, RecoverySource.CHECKFREE),
         ({"stage": 0, "ends": (), "below": False, "waited_s": 1.0}, RecoverySource.WAIT),
         ({"stage": 0, "ends": (), "below": False, "waited_s": 1e3}, RecoverySource.CHECKFREE),
@@ -122,10 +138,47 @@ def test_the_ladder(changes: dict[str, object], source: RecoverySource) -> None:
     assert found is source and reason
 
 
+def test_one_rule_orders_sources() -> None:
+    """First a replica that serves, then copies by round, at one round those that cost no link, then the archive."""
+    old = [StateSource(kind, 7.0) for kind in (RecoverySource.CHECKPOINT, RecoverySource.PIECES, RecoverySource.DISK)]
+    others = [StateSource(RecoverySource.ARCHIVE, 30.0, C), kept(7.0, A), kept(8.5, B), kept(7.0, C), *old]
+    found = best_first([*others, StateSource(RecoverySource.REPLICA, 6.0, A)])
+    assert [(source.kind.value, source.round, source.place) for source in found] == [
+        ("replica", 6.0, A),
+        ("ring", 8.5, B),
+        ("disk", 7.0, None),
+        ("ring", 7.0, A),
+        ("ring", 7.0, C),
+        ("pieces", 7.0, None),
+        ("checkpoint", 7.0, None),
+        ("archive", 30.0, C),
+    ]
+    failed = frozenset({RecoverySource.RING})
+    assert replace(LOST, sources=tuple(found), failed=failed).of(RecoverySource.RING, RecoverySource.DISK) == [found[2]]
+
+
+def test_what_failed_decides_the_next_step_of_a_restore() -> None:
+    view = replace(LOST, sources=(kept(20), kept(19, C), ALIVE))
+    failures = SourceFailures()
+    assert failures.record(RecoverySource.RING, view) is AfterFailure.AGAIN
+    assert failures.copies == {(20, B), (19, C)} and not failures.kinds, "a later copy may come"
+    assert failures.record(RecoverySource.DISK, view) is AfterFailure.AGAIN and failures.kinds == {RecoverySource.DISK}
+    assert failures.record(RecoverySource.PIECES, view) is AfterFailure.LATER, "those that hold them are on the way"
+    failures.record(RecoverySource.PIECES, replace(view, waited_s=LOST_WAIT_S))
+    assert RecoverySource.PIECES in failures.kinds
+    stands = [failures.record(RecoverySource.REPLICA, view) for _ in range(TRIES)]
+    assert stands == [AfterFailure.AGAIN] * (TRIES - 1) + [AfterFailure.OTHERS] and failures.over
+    failures = SourceFailures()
+    for total in range(TRIES):
+        advances = failures.record(RecoverySource.REPLICA, replace(view, samples_total=total))
+        assert advances is AfterFailure.AGAIN, "its replicas train"
+    assert failures.over
+
+
 def test_without_checkfree_only_snapshots_count() -> None:
     spec = RecoverySpec(method="none")
     assert choose_source(LOST, spec)[0] is RecoverySource.STOP
-    assert choose_source(replace(LOST, kept=((20, B),)), spec)[0] is RecoverySource.RING
+    assert choose_source(replace(LOST, sources=(kept(20),)), spec)[0] is RecoverySource.RING
     assert choose_source(replace(LOST, asleep="a", waited_s=1e4), spec)[0] is RecoverySource.WAIT
 
 
@@ -212,7 +265,7 @@ def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:
     little = replace(alone, claimed=4, little=True, waited_s=RETURN_WAIT_S)
     assert choose_source(replace(little, waited_s=0.0), RecoverySpec())[0] is RecoverySource.WAIT
     assert choose_source(little, RecoverySpec())[0] is RecoverySource.FRESH, "no copy of them was ever made"
-    here = replace(alone, claimed=4640, samples_total=4600, round_now=30, donors=(PeerId("b"),))
+    here = replace(alone, claimed=4640, samples_total=4600, round_now=30, sources=(ALIVE,))
     assert choose_source(here, RecoverySpec())[0] is RecoverySource.REPLICA
 
 
