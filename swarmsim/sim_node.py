@@ -21,7 +21,7 @@ from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.stage_memory import blocks_of, fit_of
-from swarmnode.ports import Replica
+from swarmnode.ports import Replica, Transport
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.donor import DonorLimits
 from swarmnode.wire import record_pb2
@@ -106,6 +106,27 @@ class SimNode:
 
     # ---- lifetime
 
+    def _ports(self, transport: Transport, directory: SimDirectory, ear: SimTelemetry, meter: Meter) -> NodePorts:
+        """The ports of this process's node."""
+        assert self.machine is not None
+        world = self.world
+        return NodePorts(
+            transport=transport,
+            directory=directory,
+            compute=self.machine,
+            clock=self.clock,
+            telemetry=ear,
+            identity=self.identity,
+            replica=lambda manifest, stage: self._make(stage, meter, self.stage),
+            samples=world.samples,
+            probe=_probe,
+            save=self._save,
+            saving=world.saving(self.disk),
+            host=_host(world.scenario.processors),
+            donating=_donating(world.scenario.state_share),
+            unable=fit_of(world.scenario.manifest, self.kind).unable,
+        )
+
     def start(self, stage: int | None = None) -> None:
         """Start or restart the process."""
         assert not self.alive and not self.gone, f"{self.label} cannot start"
@@ -131,22 +152,7 @@ class SimNode:
         directory = SimDirectory(world.dht, self.plug)
         self.replicas = {}
         shared = SharedTransport(self.transport)
-        ports = NodePorts(
-            transport=shared.member(self.identity.peer_id),
-            directory=directory,
-            compute=self.machine,
-            clock=self.clock,
-            telemetry=ear,
-            identity=self.identity,
-            replica=lambda manifest, stage: self._make(stage, meter, self.stage),
-            samples=world.samples,
-            probe=_probe,
-            save=self._save,
-            saving=world.saving(self.disk),
-            host=_host(world.scenario.processors),
-            donating=_donating(world.scenario.state_share),
-            unable=fit_of(world.scenario.manifest, kind).unable,
-        )
+        ports = self._ports(shared.member(self.identity.peer_id), directory, ear, meter)
         blocks = blocks_of(world.scenario.manifest, kind)
 
         def part(stage: int) -> Node:

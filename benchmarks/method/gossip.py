@@ -222,6 +222,12 @@ def measure(run: GossipRun) -> dict[str, Any]:
     }
 
 
+def _rows(found: Sequence[dict[str, Any]], whats: Sequence[str]) -> list[dict[str, Any]]:
+    """A row of each method of which there are runs, those of `whats` first."""
+    named = dict.fromkeys([*whats, *(row["what"] for row in found)])
+    return table(found, [what for what in named if any(row["what"] == what for row in found)])
+
+
 def run(
     preset: str = "quick",
     whats: Sequence[str] = DEFAULT,
@@ -258,14 +264,8 @@ def run(
     began = time.perf_counter() - before.get("seconds", 0.0)
 
     def result() -> dict[str, Any]:
-        named = dict.fromkeys([*whats, *(row["what"] for row in found)])
-        return {
-            "methods": table(found, [what for what in named if any(row["what"] == what for row in found)]),
-            "preset": preset,
-            "seconds": time.perf_counter() - began,
-            **same,
-            "runs": found,
-        }
+        seconds = time.perf_counter() - began
+        return {"methods": _rows(found, whats), "preset": preset, "seconds": seconds, **same, "runs": found}
 
     for row in in_processes(measure, [one for one in order if (one.what, one.seed) not in done], jobs):
         found.append(row)

@@ -277,6 +277,35 @@ async def own_page() -> AsyncIterator[tuple[str, OwnNode]]:
             await control.stop()
 
 
+def swarm_of(node: OwnNode, nodes: int, dead: Collection[int] = ()) -> Callable[[int], RenderableType]:
+    """The picture of a session of `nodes` like `node`, of which `dead` were killed."""
+    facts = []
+    for number in range(nodes):
+        status = node.status()
+        own = StatusReply(
+            peer_id=f"peer{number:08}",
+            stage=number % 3,
+            stages=3,
+            tokens_per_second=900.0 + number,
+            inner_steps=400 + number,
+            loss_validation=3.51,
+        )
+        status.MergeFrom(own)
+        status.ClearField("peers")
+        reason = "killed by SIGKILL" if number in dead else ""
+        facts.append(NodeFacts(f"node-{number:02}", number % 3, status, reason))
+    done = Totals(
+        samples=26_000,
+        tokens=3_328_000,
+        round=412,
+        loss_train=3.412,
+        loss_validation=3.51,
+        bytes={"pipeline": 8 * 10**8},
+    )
+    view = SessionView(92.0, 80.0, 1.1e4, tuple(facts), done, "http://127.0.0.1:7070/")
+    return lambda width: render(view, width)
+
+
 def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
     """The pictures of terminals by mood, as functions of the width."""
     node = OwnNode(Path())
@@ -293,43 +322,16 @@ def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
             watch.add(float(at), status)
         return lambda width: picture(watch)
 
-    def swarm_of(nodes: int, dead: Collection[int] = ()) -> Callable[[int], RenderableType]:
-        facts = []
-        for number in range(nodes):
-            status = node.status()
-            own = StatusReply(
-                peer_id=f"peer{number:08}",
-                stage=number % 3,
-                stages=3,
-                tokens_per_second=900.0 + number,
-                inner_steps=400 + number,
-                loss_validation=3.51,
-            )
-            status.MergeFrom(own)
-            status.ClearField("peers")
-            reason = "killed by SIGKILL" if number in dead else ""
-            facts.append(NodeFacts(f"node-{number:02}", number % 3, status, reason))
-        done = Totals(
-            samples=26_000,
-            tokens=3_328_000,
-            round=412,
-            loss_train=3.412,
-            loss_validation=3.51,
-            bytes={"pipeline": 8 * 10**8},
-        )
-        view = SessionView(92.0, 80.0, 1.1e4, tuple(facts), done, "http://127.0.0.1:7070/")
-        return lambda width: render(view, width)
-
     empty = panel_of(peers=[], tokens_given=0, loss_train=0.0, tokens_total=0, round=0)
     node.pause(3600.0, "snoozed")
     paused = panel_of(peers=peers)
     node.resume()
     return {
         "empty": [empty],
-        "three": [panel_of(peers=peers), swarm_of(3)],
-        "crowd": [panel_of(peers=peers[:2] * 8), swarm_of(18)],
+        "three": [panel_of(peers=peers), swarm_of(node, 3)],
+        "crowd": [panel_of(peers=peers[:2] * 8), swarm_of(node, 18)],
         "stopped": [paused],
-        "killed": [panel_of(peers=peers[:2]), swarm_of(6, (1, 4))],
+        "killed": [panel_of(peers=peers[:2]), swarm_of(node, 6, (1, 4))],
     }
 
 

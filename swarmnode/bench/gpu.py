@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -97,14 +98,19 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, times: int) -> dict[str, Any]:
-    """A row: an inner stage of `layers` layers."""
-    manifest = Manifest(
-        model=ModelSpec(**{**{name: getattr(model, name) for name in model.__slots__}, "layers": 3 * layers}),
+def _manifest(model: ModelSpec, layers: int) -> Manifest:
+    """A run of three stages of `layers` layers each."""
+    return Manifest(
+        model=replace(model, layers=3 * layers),
         pipeline=PipelineSpec(stages=3, boundary="bf16"),
         inner=InnerSpec(microbatch=4, inner_batch=16, average_share=0.0),
         gossip=GossipSpec(codec="modular4"),
     )
+
+
+def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, times: int) -> dict[str, Any]:
+    """A row: an inner stage of `layers` layers."""
+    manifest = _manifest(model, layers)
     cuda = device.startswith("cuda")
     before = torch.cuda.memory_allocated(device) if cuda else 0
     replica = TorchReplica(manifest, 1, device, autocast=fast, sender="bench", draw=False)

@@ -19,6 +19,8 @@ from swarmnode.untrusted_text import readable
 
 if TYPE_CHECKING:
     from swarmnode.data.chat_template import ChatTemplate
+    from swarmnode.data.document_row import BadRows
+    from swarmnode.data.index import Index
     from swarmnode.data.tokens import Tokenizer
 
 FEW_TOKENS = 4096  # derived: 32 samples of the demo
@@ -132,27 +134,37 @@ def make(
 
         with bar("tokenising") as moved:
             index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, moved)
-    train = index.train
-    held_out = index.validation
+    _tell_left_out(bad)
+    _tell_made(index, validation, bool(weights))
+    if index.loss_mask and path is not None and template.own is None:
+        click.echo(f"no chat template lies beside {tokenizer}: conversations are written as ChatML", err=True)
+    click.echo(index.digest.hex())
+
+
+def _tell_left_out(bad: BadRows) -> None:
+    """Say which rows are not in the set."""
     for line in bad.lines:
         click.echo(f"left out: {line}", err=True)
     if bad.count > len(bad.lines):
         click.echo(f"left out: {bad.count - len(bad.lines):,} more", err=True)
     if bad.empty:
         click.echo(f"left out: {bad.empty:,} empty texts", err=True)
+
+
+def _tell_made(index: Index, validation: float, weighted: bool) -> None:
+    """Say what is in the set, and whether much or little of it is held out. `validation`: the share asked for."""
+    train = index.train
+    held_out = index.validation
     click.echo(
         f"{train.tokens:,} tokens of {train.documents:,} documents to train on, {held_out.tokens:,} of"
         f" {held_out.documents:,} held out, in {index.count:,} chunks; vocabulary {index.vocabulary:,}",
         err=True,
     )
-    if index.loss_mask and path is not None and template.own is None:
-        click.echo(f"no chat template lies beside {tokenizer}: conversations are written as ChatML", err=True)
     share = held_out.tokens / (train.tokens + held_out.tokens)
-    if share > 2 * validation and not weights:
+    if share > 2 * validation and not weighted:
         click.echo(f"{share:.0%} of the tokens are held out: too few documents, or many alike", err=True)
     if held_out.tokens < FEW_TOKENS:
         click.echo("few tokens are held out: validation will be noisy; a larger --validation holds out more", err=True)
-    click.echo(index.digest.hex())
 
 
 @contextlib.contextmanager

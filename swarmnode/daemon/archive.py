@@ -64,11 +64,8 @@ def archive_of(process: DaemonContext, reported: Reported) -> Archive | None:
         return None
 
 
-async def run_archive(archive: Archive | None, options: ArchiveOptions | None, notices: Notices) -> None:
-    """Run the archive until cancelled; with --once until one checkpoint is made, which is printed, and measured. Does
-    nothing without an archive."""
-    if archive is None or options is None:
-        return
+async def run_archive(archive: Archive, options: ArchiveOptions, notices: Notices) -> None:
+    """Run the archive until cancelled; with --once until one checkpoint is made, which is printed, and measured."""
     if not options.once:
         await archive.run()
     folder = await archive_once(archive)

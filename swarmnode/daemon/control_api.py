@@ -18,7 +18,6 @@ from swarmnode.daemon.options import NodeOptions
 from swarmnode.data.corpus import Corpus
 from swarmnode.errors import RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId, RunId, machine_of, stage_name
-from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.sensors import local_time
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
@@ -46,6 +45,7 @@ from swarmnode.work import Work
 
 if TYPE_CHECKING:
     from swarmnode.dashboard.heartbeat import Heartbeat
+    from swarmnode.machine.run_archive import Archive
 
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the fastest counts
@@ -115,6 +115,26 @@ class DaemonContext:
     corpus: Corpus | None = None  # the run's text in files of this machine, where this node may feed from them
     forbidden: list[str] = field(default_factory=list)  # the reason why we may no longer take part, at most one
     recut: list[int] = field(default_factory=list)  # the cut that the run goes on in, at most one
+
+
+def peers_of(node: Node, now_unix_s: float) -> Iterator[report_pb2.PeerStatus]:
+    """The other members, as `node` sees them."""
+    now_s = asyncio.get_running_loop().time()
+    for member in node.presence.peer_table.swarm().members():
+        if member.peer == node.me:
+            continue
+        router = node.presence.routers[member.stage]
+        yield report_pb2.PeerStatus(
+            peer_id=member.peer,
+            stage=member.stage,
+            state=member.state,
+            samples_per_second=member.samples_per_second,
+            queue=member.queue,
+            round=member.round_index,
+            resumes_s=max(0.0, member.resumes_unix_s - now_unix_s),
+            latency_s=router.expected_s(member.peer, 1) or 0.0,
+            banned=router.banned(member.peer, now_s),
+        )
 
 
 class ControlApi:
@@ -193,7 +213,7 @@ class ControlApi:
             reply.limits.CopyFrom(self.limits())
         if self._node is not None:
             self._tell_work(reply, self._node)
-            reply.peers.extend(self._peers(self._node))
+            reply.peers.extend(peers_of(self._node, process.clock.unix_s()))
             reply.waits.extend(waiting_at(self._node, reply.stages, process.waits, process.clock.unix_s()))
         return reply
 
@@ -224,26 +244,6 @@ class ControlApi:
         reply.loss_validation = served.loss_validation or 0.0
         reply.loss_validation_samples = served.loss_validation_samples
         reply.loss_validation_first = served.loss_validation_first or 0.0
-
-    def _peers(self, node: Node) -> Iterator[report_pb2.PeerStatus]:
-        """The other members, as this node sees them."""
-        now_s = asyncio.get_running_loop().time()
-        now_unix_s = self.process.clock.unix_s()
-        for member in node.presence.peer_table.swarm().members():
-            if member.peer == node.me:
-                continue
-            router = node.presence.routers[member.stage]
-            yield report_pb2.PeerStatus(
-                peer_id=member.peer,
-                stage=member.stage,
-                state=member.state,
-                samples_per_second=member.samples_per_second,
-                queue=member.queue,
-                round=member.round_index,
-                resumes_s=max(0.0, member.resumes_unix_s - now_unix_s),
-                latency_s=router.expected_s(member.peer, 1) or 0.0,
-                banned=router.banned(member.peer, now_s),
-            )
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         """Start to leave, with the stage saved in `checkpoint` first unless that is ""; `stopping`: the whole run is

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnode import owner as owner_key
-from swarmnode.daemon.archive import archive_of
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.ids import PeerId
 from swarmnode.machine.receipt_store import Receipts
-from swarmnode.machine.run_archive import Archive
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
 from swarmnode.node.waiting import BY_NAME, PRIVATE
@@ -27,6 +25,7 @@ from swarmnode.wire import report_pb2
 if TYPE_CHECKING:
     from swarmnode.dashboard.heartbeat import Heartbeat
     from swarmnode.dashboard.start import Dashboard
+    from swarmnode.machine.run_archive import Archive
 
 
 def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock: Clock) -> None:
@@ -77,13 +76,22 @@ def report_folder(options: NodeOptions) -> Path:
     return folder if folder is not None and (folder / owner_key.FILE_NAME).is_file() else options.home
 
 
+def _archive(process: DaemonContext, reported: Callable[[int], float | None]) -> Archive | None:
+    """The archive that this daemon keeps, with the nearest validation loss that the swarm `reported`; None without."""
+    if process.options.archive is None:
+        return None
+    from swarmnode.daemon.archive import archive_of
+
+    return archive_of(process, reported)
+
+
 async def open_page(
     process: DaemonContext, addresses: Sequence[str], clock: Clock, stack: contextlib.AsyncExitStack
 ) -> tuple[str, Archive | None, Heartbeat | None]:
     """(URL of the run's page, the archive it offers, what it shows) until `stack` ends, as far as this daemon has
     them."""
     if process.options.dashboard is None:
-        return "", archive_of(process, lambda samples: None), None
+        return "", _archive(process, lambda samples: None), None
     opened = await watch(process, addresses, clock, stack)
     return opened.url, opened.archive, opened.live
 
@@ -120,7 +128,7 @@ async def watch(
             directory=process.directory,
             clock=clock,
             telemetry=process.telemetry,
-            archive_of=functools.partial(archive_of, process),
+            archive_of=functools.partial(_archive, process),
             amendments=process.admission.lines,
             swarm=process.swarm,
         )

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from swarmnode.concurrency import processors
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import read_access_list
-from swarmnode.daemon.archive import give_archive, run_archive
 from swarmnode.daemon.clock import watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
@@ -51,6 +50,7 @@ from swarmnode.errors import (
     Unavailable,
     cause_of,
 )
+from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, machine_of, part_id, seeded
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
@@ -59,6 +59,7 @@ from swarmnode.machine.folder_store import FolderStore, open_store
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.sensors import DailyTraffic, Sensors, local_time
+from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
@@ -75,7 +76,7 @@ from swarmnode.node.shared_transport import SharedTransport
 from swarmnode.node.span import PartTelemetry, SpanPorts
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.pipeline.span import block_around
-from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
+from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry, Transport
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transport import key_file
@@ -343,11 +344,17 @@ async def _live(
         tell_watchers(process, api, kept, process.clock)
         thanks = thanking(process, node, kept, process.clock)
     elif archive is not None:
+        from swarmnode.daemon.archive import give_archive
+
         give_archive(process, archive)
     _tell_ready(process, addresses, str(socket), page, control.address)
     stack.callback(ready_file.clear, options.home)
 
-    beside = [*_beside(process, node, notices), api.finished(), run_archive(archive, options.archive, notices)]
+    beside = [*_beside(process, node, notices), api.finished()]
+    if archive is not None and options.archive is not None:
+        from swarmnode.daemon.archive import run_archive
+
+        beside.append(run_archive(archive, options.archive, notices))
     if thanks is not None:
         beside.append(thanks.collect(process.transport))
     if api.regulator is not None:
@@ -480,6 +487,36 @@ async def _saving(process: DaemonContext) -> CheckpointOptions:
     return CheckpointOptions(store, resumption, signed, home=home, archives=archives)
 
 
+def _ports(
+    process: DaemonContext,
+    compute: ThreadCompute,
+    transport: Transport,
+    identity: Identity,
+    replica: Callable[[Manifest, int], Replica],
+) -> NodePorts:
+    """The ports of this machine's first member, without what it saves and reads."""
+    assert process.fit is not None, "a bootstrap is no node"
+    return NodePorts(
+        transport=transport,
+        directory=process.directory,
+        compute=compute,
+        clock=process.clock,
+        telemetry=process.telemetry,
+        identity=identity,
+        replica=replica,
+        samples=partial(_samples, process),
+        probe=membership_handlers.forward,
+        save=partial(_save, process, compute),
+        admission=process.admission,
+        unable=process.fit.unable,
+        role=process.options.role,
+        no_files=process.fit.no_files,
+        host=Host() if process.options.device_flops else host_of(process.options.device, compute),
+        owner=process.signed.owner,
+        hashing=asyncio.to_thread,
+    )
+
+
 def _node(
     process: DaemonContext,
     saving: CheckpointOptions,
@@ -490,37 +527,19 @@ def _node(
     """The node on its real ports."""
     options = process.options
     manifest = process.manifest
-    telemetry = process.telemetry
-    fast = autocasts(options.device, options.precision)
     assert process.fit is not None, "a bootstrap is no node"
     identity = key_file.load(options.home / KEY_FILE)
     shared = SharedTransport(process.transport)
     make = partial(
         TorchReplica,
         device=options.device,
-        autocast=fast,
+        autocast=autocasts(options.device, options.precision),
         optimizer_state=process.fit.mode.optimizer_state,
         draw=False,
     )
-    world = NodePorts(
-        transport=shared.member(identity.peer_id),
-        directory=process.directory,
-        compute=compute,
-        clock=process.clock,
-        telemetry=telemetry,
-        identity=identity,
-        replica=partial(make, sender=identity.peer_id),
-        samples=partial(_samples, process),
-        probe=membership_handlers.forward,
-        save=partial(_save, process, compute),
+    world = replace(
+        _ports(process, compute, shared.member(identity.peer_id), identity, partial(make, sender=identity.peer_id)),
         saving=saving,
-        admission=process.admission,
-        unable=process.fit.unable,
-        role=options.role,
-        no_files=process.fit.no_files,
-        host=Host() if options.device_flops else host_of(options.device, compute),
-        owner=process.signed.owner,
-        hashing=asyncio.to_thread,
         data=text,
         base=base,
     )
@@ -530,7 +549,7 @@ def _node(
         ports = replace(
             world,
             transport=shared.member(own.peer_id),
-            telemetry=PartTelemetry(telemetry),
+            telemetry=PartTelemetry(process.telemetry),
             identity=own,
             replica=partial(make, sender=own.peer_id),
             saving=replace(saving, home=FolderStore(options.home / f"saved-{stage}")),

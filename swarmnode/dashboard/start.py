@@ -277,6 +277,22 @@ class Dashboard:
     archive: Archive | None = None
 
 
+def _history(board: Board, manifest: Manifest, run_id: RunId, home: Path, telemetry: Telemetry) -> History:
+    """The run's history in `home`, which `board` shows from now on. Raises LocalFault."""
+
+    def refused(reason: str) -> None:
+        telemetry.event("dashboard.history_failed", level="warning", reason=reason)
+
+    history = History.open(history_path(home, run_id), run_id, refused)
+    try:
+        history.restore(board)
+        history.describe(manifest.name, manifest.model.context)
+    except BaseException:
+        history.close()
+        raise
+    return history
+
+
 @contextlib.asynccontextmanager
 async def dashboard(
     manifest: Manifest,
@@ -297,14 +313,9 @@ async def dashboard(
     gets a function from a sample count to the nearest validation loss that the swarm reported; `amendments` the round
     that is done. Raises UsageError (port), LocalFault (history), and whatever `archive_of` raises."""
 
-    def refused(reason: str) -> None:
-        telemetry.event("dashboard.history_failed", level="warning", reason=reason)
-
     board = Board(manifest, run_id, amendments=amendments)
-    history = History.open(history_path(home, run_id), run_id, refused)
+    history = _history(board, manifest, run_id, home, telemetry)
     try:
-        history.restore(board)
-        history.describe(manifest.name, manifest.model.context)
         archive = archive_of(board.validation_near)
         offer = None if archive is None else ModelDownloads(archive, download=place.publish)
         live = Heartbeat(board, history, clock, offer)
@@ -316,11 +327,12 @@ async def dashboard(
             collector.page_port = int(url.rstrip("/").rpartition(":")[2])
         try:
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(collector.run()), tasks.create_task(live.run())]
+                works = [collector.run(), live.run()]
                 if place.track:
-                    working.append(tasks.create_task(track(place.track, board, facts, clock, telemetry)))
+                    works.append(track(place.track, board, facts, clock, telemetry))
                 if place.notify:
-                    working.append(tasks.create_task(notify_of_alarms(place.notify, live, manifest.name, telemetry)))
+                    works.append(notify_of_alarms(place.notify, live, manifest.name, telemetry))
+                working = [tasks.create_task(work) for work in works]
                 telemetry.event("dashboard.serving", url=url)
                 yield Dashboard(url, live, collector, archive)
                 await server.close()

@@ -87,6 +87,19 @@ class Pretrained:
     told: str = ""
 
 
+def _small_files(files: ModelFiles, name: str) -> tuple[bytes, dict[str, bytes]]:
+    """(the tokenizer as it is published, the small files of the model as they are written anew). Raises DataError."""
+    small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
+    if TOKENIZER not in small:
+        raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
+    anew = {each: written_anew(raw, f"{name}/{each}") for each, raw in small.items()}
+    with TemporaryDirectory() as folder:
+        for each, content in anew.items():
+            (Path(folder) / each).write_bytes(content)
+        check_tokenizer(Path(folder) / TOKENIZER, f"{name}/{TOKENIZER}")
+    return small[TOKENIZER], anew
+
+
 def pretrained(
     files: ModelFiles,
     start: Manifest,
@@ -116,15 +129,7 @@ def pretrained(
     published = dataclasses.replace(spec, tied=bool(head.shared))
     model = _model_of(published, context, keeps=ties(start) and not untie)
     wanted = _wanted(model, head)
-    small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
-    if TOKENIZER not in small:
-        raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
-    raw = small[TOKENIZER]
-    small = {each: written_anew(raw, f"{name}/{each}") for each, raw in small.items()}
-    with TemporaryDirectory() as folder:
-        for each, content in small.items():
-            (Path(folder) / each).write_bytes(content)
-        check_tokenizer(Path(folder) / TOKENIZER, f"{name}/{TOKENIZER}")
+    raw, small = _small_files(files, name)
     size = huggingface_tokenizer(small[TOKENIZER], f"{name}/{TOKENIZER}").vocabulary
     if size > model.vocabulary:
         raise DataError(

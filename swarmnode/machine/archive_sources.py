@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import mmap
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,10 +13,10 @@ from statistics import median_low
 
 import numpy as np
 
-from swarmnode.atomic_file import write_errors
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short, stage_name
+from swarmnode.machine.slow_copy import LIMITS, SlowCopy, distance, distance_to
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
@@ -27,122 +24,12 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Clock, Directory, State, Telemetry, Transport
+from swarmnode.ports import Clock, Directory, Telemetry, Transport
 from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, Deserted, choose_copy, sampled, together_within
-from swarmnode.recovery.checkpoint import Checkpoint
-from swarmnode.recovery.tensorfile import ITEMSIZE
-from swarmnode.transfer.download import Chunk, DonorClient, DonorLied, DownloadLimits
-from swarmnode.transfer.snapshot import DOWNLOAD_RATE, SLOW, chunk_span
+from swarmnode.transfer.download import DonorClient, DonorLied
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE, SLOW
 from swarmnode.transfer.state_slices import ROUNDS_APART_MAX
 from swarmnode.wire import access_pb2, record_pb2
-from swarmnode.wire import call_pb2 as wire
-
-LIMITS = DownloadLimits(waited_for=False)  # Busy tells when to come again
-
-
-@dataclass(slots=True)
-class SlowCopy:
-    """Chunks of the snapshot `offer` made by `peer`, each verified against its hash, at their places in a file."""
-
-    peer: PeerId
-    offer: wire.Snapshot
-    path: Path
-    have: set[int] = field(default_factory=set)
-
-    @property
-    def whole(self) -> bool:
-        return len(self.have) == len(self.offer.hashes)
-
-    async def pull(self, donor: DonorClient, indices: Iterable[int]) -> None:
-        """Pull those of the chunks `indices` that are missing. Raises DiskFull, and errors as
-        DonorClient.chunk."""
-        missing = deque(index for index in indices if index not in self.have)
-
-        def put(peer: PeerId, offer: wire.Snapshot, index: int, data: Chunk) -> None:
-            self._write(index, data)
-
-        work = partial(donor.pull, self.peer, self.offer, missing, put)
-        await gather_or_cancel([work] * min(LIMITS.beside, len(missing)))
-
-    def _write(self, index: int, data: Chunk) -> None:
-        start, _ = chunk_span(self.offer, index)
-        with write_errors(self.path, self.offer.nbytes):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                rest = memoryview(data)
-                while rest.nbytes:
-                    count = os.pwrite(descriptor, rest, start)
-                    rest = rest[count:]
-                    start += count
-            finally:
-                os.close(descriptor)
-        self.have.add(index)
-
-    def chunk(self, index: int) -> np.ndarray:
-        """Elements of chunk `index`, float32."""
-        start, end = chunk_span(self.offer, index)
-        with open(self.path, "rb") as file:
-            return np.frombuffer(os.pread(file.fileno(), end - start, start), "<f4")
-
-    def state(self) -> State:
-        """The whole state, memory-mapped without reading: only section "phi"."""
-        with open(self.path, "rb") as file:
-            whole = memoryview(mmap.mmap(file.fileno(), self.offer.nbytes, access=mmap.ACCESS_READ))
-        return State(
-            {"phi": whole}, self.offer.inner_steps, self.offer.gradient_norm, self.offer.bump_steps, packed=True
-        )
-
-    def drop(self) -> None:
-        """Delete the file."""
-        self.path.unlink(missing_ok=True)
-
-
-def distance(one: SlowCopy, other: SlowCopy) -> float:
-    """The distance of two copies, over the chunks that both have, relative to the longer one (as
-    recovery/second.apart); inf if not finite. Blocks: reads both files."""
-    if one.offer.chunk_nbytes != other.offer.chunk_nbytes:
-        return math.inf
-    return _apart((one.chunk(index), other.chunk(index)) for index in sorted(one.have & other.have))
-
-
-def distance_to(copy: SlowCopy, before: Callable[[int, int], np.ndarray]) -> float:
-    """Like `distance`, to the previously taken copy, whose elements [first, last) `before` returns."""
-    spans = ((index, chunk_span(copy.offer, index)) for index in sorted(copy.have))
-    return _apart((copy.chunk(index), before(start // ITEMSIZE, end // ITEMSIZE)) for index, (start, end) in spans)
-
-
-def saved_elements(folder: Path, checkpoint: Checkpoint, stage: int, first: int, last: int) -> np.ndarray:
-    """Elements [first, last) of the slow weights of `stage` in a checkpoint whose files are in `folder`. Raises OSError
-    if they cannot be read."""
-    begin = 0
-    parts = list[np.ndarray]()
-    for file in (file for file in checkpoint.parts[stage].files if file.section == "phi"):
-        count = sum(map(math.prod, file.tensors.values()))
-        low = max(first, begin)
-        high = min(last, begin + count)
-        if low < high:
-            data = file.nbytes - ITEMSIZE * count  # offset of the elements, after the header
-            where = data + ITEMSIZE * (low - begin)
-            parts.append(np.fromfile(folder / file.name, "<f4", high - low, offset=where))
-        begin += count
-    return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    ones = others = apart = 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        for one, other in pairs:
-            if len(one) != len(other):
-                return math.inf
-            a = one.astype(np.float64)
-            b = other.astype(np.float64)
-            ones += float(a @ a)
-            others += float(b @ b)
-            apart += float((a - b) @ (a - b))
-    if not math.isfinite(ones + others + apart):
-        return math.inf
-    return math.sqrt(apart / max(ones, others)) if max(ones, others) > 0.0 else 0.0
-
 
 LEAVERS = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)  # its new record may be under way
 GOODBYE_MIN_S = 30.0  # guess: a small copy, on a busy machine
@@ -174,6 +61,48 @@ class RunCopy:
         return median_low([taken.copy.offer.round for taken in self.stages])
 
 
+class PartingCopies:
+    """Copies of stages that their last replicas gave as they left, of each stage COPIES_MAX at most."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._given = dict[int, dict[PeerId, SlowCopy]]()
+
+    def __contains__(self, copy: SlowCopy) -> bool:
+        return any(copy is kept for given in self._given.values() for kept in given.values())
+
+    @property
+    def stages(self) -> list[int]:
+        """Stages of which there is a copy."""
+        return [stage for stage, given in self._given.items() if given]
+
+    def path(self, file: str) -> Path:
+        """The place of a copy to come. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / file
+
+    def of(self, stage: int) -> list[SlowCopy]:
+        """The copies of `stage`."""
+        return list(self._given.get(stage, {}).values())
+
+    def round_of(self, stage: int) -> int:
+        """The latest round of the copies of `stage`; 0 without one."""
+        return max((copy.offer.round for copy in self.of(stage)), default=0)
+
+    def keep(self, stage: int, copy: SlowCopy) -> None:
+        """Keep `copy` instead of the one that its peer gave before, or of the oldest."""
+        given = self._given.setdefault(stage, {})
+        for old in [given.pop(copy.peer, None), *([given.pop(next(iter(given)))] if len(given) >= COPIES_MAX else [])]:
+            if old is not None:
+                old.drop()
+        given[copy.peer] = copy
+
+    def drop(self, stage: int) -> None:
+        """Delete the copies of `stage`."""
+        for copy in self._given.pop(stage, {}).values():
+            copy.drop()
+
+
 @dataclass(slots=True)
 class ArchiveSources:
     """The replicas of a run from the archive's view. `scratch` holds copies in progress."""
@@ -187,21 +116,15 @@ class ArchiveSources:
     warrant: access_pb2.Warrant
     scratch: Path
     liars: set[PeerId] = field(default_factory=set)  # asked last from now on
-    # by stage: attempts in which only one of several replicas gave a copy
-    alone: dict[int, float] = field(default_factory=dict)
-    # by stage: the copies that its last replicas gave as they left
-    parting: dict[int, dict[PeerId, SlowCopy]] = field(default_factory=dict)
+    alone: dict[int, float] = field(default_factory=dict)  # by stage: attempts in which one of several gave a copy
+    parting: PartingCopies = field(init=False)
     sizes: list[dict[str, int]] = field(init=False)
     _tries: int = 0
     _blocks: record_pb2.Blocks = field(default_factory=record_pb2.Blocks)  # finished, as feeders said last
 
     def __post_init__(self) -> None:
         self.sizes = [section_sizes(self.manifest, part) for part in stages_of(self.manifest)]
-
-    @property
-    def parting_folder(self) -> Path:
-        """The folder of copies of stages whose last replica has left."""
-        return self.scratch.with_name("parting")
+        self.parting = PartingCopies(self.scratch.with_name("parting"))
 
     async def trains(self) -> None:
         """Raises Unavailable unless every stage is served and something is trained."""
@@ -221,7 +144,7 @@ class ArchiveSources:
         stages = range(self.manifest.pipeline.stages)
         serving = [swarm.holding(stage) for stage in stages]
         _check_round(
-            max((member.round_index for member in members), default=0) or self._parting_round(stage)
+            max((member.round_index for member in members), default=0) or self.parting.round_of(stage)
             for stage, members in enumerate(serving)
         )
         offered = await gather_or_cancel([partial(self._offers, serving[stage], stage) for stage in stages])
@@ -248,10 +171,9 @@ class ArchiveSources:
         leaver = self._leaver(await self._look_at([stage]), peer, stage)
         with contextlib.suppress(Unavailable, RemoteFault):  # it is connected: it has just called
             await self.transport.connect(peer, leaver.addresses)
-        self.parting_folder.mkdir(parents=True, exist_ok=True)
         offer = await self._donor(stage).offer(peer)
         self._tries += 1
-        copy = SlowCopy(peer, offer, self.parting_folder / f"stage-{stage}-{short(peer)}-{self._tries}")
+        copy = SlowCopy(peer, offer, self.parting.path(f"stage-{stage}-{short(peer)}-{self._tries}"))
         try:
             async with asyncio.timeout(GOODBYE_MIN_S + offer.nbytes / DOWNLOAD_RATE):
                 await self._pull(stage, [copy])
@@ -260,11 +182,7 @@ class ArchiveSources:
             if isinstance(failure, TimeoutError):
                 raise Unavailable(f"{stage_name(stage)}: {short(peer)} gave no whole copy in time") from None
             raise
-        given = self.parting.setdefault(stage, {})
-        for old in [given.pop(peer, None), *([given.pop(next(iter(given)))] if len(given) >= COPIES_MAX else [])]:
-            if old is not None:
-                old.drop()
-        given[peer] = copy
+        self.parting.keep(stage, copy)
         return offer.round
 
     def _leaver(self, swarm: Swarm, peer: PeerId, stage: int) -> Member:
@@ -277,11 +195,8 @@ class ArchiveSources:
 
     def release(self, copy: SlowCopy) -> None:
         """Delete the file of `copy`, unless it is a stage's last word."""
-        if all(copy is not kept for given in self.parting.values() for kept in given.values()):
+        if copy not in self.parting:
             copy.drop()
-
-    def _parting_round(self, stage: int) -> int:
-        return max((copy.offer.round for copy in self.parting.get(stage, {}).values()), default=0)
 
     async def _look_at(self, stages: Sequence[int]) -> Swarm:
         """The members of `stages` with a record in the directory. Keeps the blocks of data that most feeders that
@@ -308,9 +223,9 @@ class ArchiveSources:
         stages = range(self.manifest.pipeline.stages)
         swarm = await self._look_at(stages)
         served = [stage for stage in stages if swarm.holding(stage)]
-        empty = [stage for stage in stages if stage not in served and stage not in self.parting]
+        empty = [stage for stage in stages if stage not in served and not self.parting.of(stage)]
         if empty:
-            kind = Unavailable if served or self.parting else Deserted
+            kind = Unavailable if served or self.parting.stages else Deserted
             raise kind(f"{stage_name(empty[0])} has no replica that serves ({len(empty)} of {len(stages)} stages)")
         return swarm
 
@@ -318,7 +233,7 @@ class ArchiveSources:
         """New snapshots of COPIES_MAX of `serving`, not yet pulled; if nobody serves the stage, what its last replica
         gave. Raises Unavailable if there is none, or only one although the stage has more replicas."""
         if not serving:
-            return list(self.parting[stage].values())
+            return self.parting.of(stage)
         drawn = sorted(serving, key=lambda member: member.peer)
         seeded("archive", self.transport.peer_id, stage, self._tries).shuffle(drawn)
         drawn.sort(key=lambda member: member.peer in self.liars)
@@ -349,9 +264,8 @@ class ArchiveSources:
         if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
             note = f"{stage_name(stage)}: {len(copies)} of {len(serving)} replicas gave a copy"
             raise Unavailable("; ".join([note, *reasons[-1:]]), max(later_s, default=0.0))
-        if stage in self.parting and max(copy.offer.round for copy in copies) >= self._parting_round(stage):
-            for copy in self.parting.pop(stage).values():  # others serve it again, and went on
-                copy.drop()
+        if max(copy.offer.round for copy in copies) >= self.parting.round_of(stage):
+            self.parting.drop(stage)  # others serve it again, and went on
         return copies[:COPIES_MAX]
 
     async def _stage(
@@ -367,7 +281,8 @@ class ArchiveSources:
 
     async def _accepted(self, stage: int, copies: list[SlowCopy], before: PreviousWeights | None) -> TakenCopy:
         """The copy that most of `copies` agree with, whole. The others are dropped. Raises Unavailable."""
-        verdict = await asyncio.to_thread(self._judge, stage, copies, before)
+        last = None if before is None else partial(before, stage)
+        verdict = await asyncio.to_thread(judged, copies, last)
         self._tell(stage, copies, verdict)
         for index, copy in enumerate(copies):
             if index != verdict.taken:
@@ -404,27 +319,17 @@ class ArchiveSources:
             raise Unavailable(f"{stage_name(stage)}: none of {len(copies)} replicas gave a whole copy")
         return left
 
-    def _judge(self, stage: int, copies: Sequence[SlowCopy], before: PreviousWeights | None) -> CopyVerdict:
-        """Compare `copies` with each other and the previous checkpoint. In a thread: reads all of them."""
-        count = len(copies)
-        apart: Mapping[tuple[int, int], float] = {
-            (i, j): distance(copies[i], copies[j]) for i in range(count) for j in range(i + 1, count)
-        }
-        last = None if before is None else [distance_to(copy, partial(before, stage)) for copy in copies]
-        ready = [index for index, copy in enumerate(copies) if copy.whole]
-        return choose_copy([copy.peer for copy in copies], apart, last, ready)
-
     def _tell(self, stage: int, copies: Sequence[SlowCopy], verdict: CopyVerdict) -> None:
         taken = None if verdict.taken is None else copies[verdict.taken].peer
-        fields = {
-            "stage": stage,
-            "peer": taken,
-            "copies": len(copies),
-            "agree": verdict.agree,
-            "reason": verdict.reason,
-        }
-        level = "info" if taken is not None and not verdict.liars else "warning"
-        self.telemetry.event("archive.compared", level=level, **fields)
+        self.telemetry.event(
+            "archive.compared",
+            level="info" if taken is not None and not verdict.liars else "warning",
+            stage=stage,
+            peer=taken,
+            copies=len(copies),
+            agree=verdict.agree,
+            reason=verdict.reason,
+        )
         for liar in verdict.liars:
             self._refuse(
                 liar, stage, DonorLied(f"slow weights far from those of {verdict.agree + 1} replicas that agree")
@@ -449,6 +354,16 @@ class ArchiveSources:
     def _donor(self, stage: int) -> DonorClient:
         here = self.transport, self.run_id, stage, self.sizes[stage], self.telemetry
         return DonorClient(*here, limits=LIMITS, cut=SLOW, warrant=self.warrant)
+
+
+def judged(copies: Sequence[SlowCopy], before: Callable[[int, int], np.ndarray] | None) -> CopyVerdict:
+    """The verdict on `copies` of one stage, compared with each other and with the previous checkpoint, whose elements
+    [first, last) `before` returns. Blocks: reads all of them."""
+    count = len(copies)
+    apart = {(i, j): distance(copies[i], copies[j]) for i in range(count) for j in range(i + 1, count)}
+    last = None if before is None else [distance_to(copy, before) for copy in copies]
+    ready = [index for index, copy in enumerate(copies) if copy.whole]
+    return choose_copy([copy.peer for copy in copies], apart, last, ready)
 
 
 def _check_round(rounds: Iterable[int]) -> None:

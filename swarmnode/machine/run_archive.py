@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,10 +24,12 @@ from pathlib import Path
 from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.ids import PeerId, stage_name
-from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
+from swarmnode.machine.archive_entries import entry_of, record
+from swarmnode.machine.archive_push import ArchivePush
+from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy
 from swarmnode.machine.checkup import DISK_MIN_NBYTES
 from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.hub import push_folder
+from swarmnode.machine.slow_copy import saved_elements
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
@@ -50,11 +51,10 @@ from swarmnode.recovery.archive import (
     needed_nbytes,
     next_copy_s,
     provenance_to_text,
-    read_entry,
-    read_provenance,
 )
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.run_store import RunStore
 from swarmnode.transfer.donor import ArchiveBudget
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import call_pb2 as wire
@@ -106,7 +106,10 @@ class Archive:
     telemetry: Telemetry
 
     def __post_init__(self) -> None:
-        self._store = FolderStore(self.plan.folder, "free space or choose another --archive")
+        self._store = RunStore(
+            FolderStore(self.plan.folder, "free space or choose another --archive"), self.origin.run_id
+        )
+        self.push = ArchivePush(self._store, self.plan.push, self.plan.hub, self.telemetry, self._say)
         self.entries: dict[str, ArchiveEntry] = {}
         """Complete checkpoints by label."""
         self.status = "starting"
@@ -117,13 +120,11 @@ class Archive:
         self._taking = [asyncio.Lock() for _ in range(self.manifest.pipeline.stages)]
         self._books = asyncio.Lock()  # one writes what is known of checkpoints
         self._unmeasured = asyncio.Event()
-        self._told_late = set[str]()  # labels whose numbers a bucket does not have yet
-        self._on_hub = ""  # the label that the hub's repository has
 
     @property
     def folder(self) -> Path:
         """The folder of this run's checkpoints."""
-        return self.plan.folder / self._place("")
+        return self.plan.folder / self._store.place("")
 
     @property
     def newest(self) -> ArchiveEntry | None:
@@ -140,6 +141,9 @@ class Archive:
     def folder_of(self, entry: ArchiveEntry) -> Path:
         """The folder of an entry's files."""
         return self.folder / entry.label
+
+    def _say(self, status: str) -> None:
+        self.status = status
 
     def ask(self, older_s: float) -> bool:
         """Whether the swarm had nothing newer than `newest` within the last `older_s`. If it may have, `run` copies it
@@ -247,16 +251,16 @@ class Archive:
         found = replace(entry, loss=measured.loss, measured=measured.origin, scores=measured.scores)
         self.entries[entry.label] = found
         try:
-            await self._store.write(f"{self._place(entry.label)}/{ABOUT}", [found.to_text()])
+            await self._store.write(entry.label, ABOUT, found.to_text())
         except (LocalFault, DataError) as error:  # the next process measures it again
             self.telemetry.event("archive.failed", level="error", label=entry.label, reason=str(error))
         for score in measured.scores.scores:
             self.telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
         self.telemetry.event("archive.measured", label=entry.label, loss=measured.loss, measured=measured.origin)
-        self._told_late.add(entry.label)
-        await self._push()
+        self.push.measured.add(entry.label)
+        await self.push.to_store(self.entries)
         if found is self.newest:
-            await self._push_to_hub(found)
+            await self.push.to_hub(found, self.folder_of(found))
 
     async def _begin(self) -> tuple[float, float]:
         """(time at which the run began to train, by the loop's clock, as far as its checkpoints here tell; seconds from
@@ -299,7 +303,7 @@ class Archive:
         self._current_s = begun_s
         async with self._books:
             await self._prune()
-            await self._push()
+            await self.push.to_store(self.entries)
         self.status = "ready"
         self._unmeasured.set()
         return entry
@@ -311,30 +315,15 @@ class Archive:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
         entries = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
-        for label in await self._labels(self._store):
-            place = self._place(label)
+        for label in await self._store.labels():
             try:
-                root = self.plan.folder / place / form.ROOT  # written last: an archive that ended measured it no more
-                entries[label] = await self._entry(place) or await self._record(label, root.stat().st_mtime)
+                root = self.folder / label / form.ROOT  # written last: an archive that ended measured it no more
+                entries[label] = await entry_of(self._store, label) or await record(
+                    self._store, label, root.stat().st_mtime
+                )
             except DataError as error:  # left to its owner: it is neither offered nor deleted
                 self.telemetry.event("archive.failed", level="error", label=label, reason=str(error))
         self.entries = entries
-
-    async def _entry(self, place: str) -> ArchiveEntry | None:
-        """The record of a complete checkpoint; None if it is missing or damaged."""
-        data = await self._store.read(f"{place}/{ABOUT}")
-        with contextlib.suppress(DataError):
-            return None if data is None else read_entry(data, f"{place}/{ABOUT}")
-        return None
-
-    async def _labels(self, store: Store) -> dict[str, dict[str, int]]:
-        """Files of this run in `store`, with their bytes, by label."""
-        labels: dict[str, dict[str, int]] = {}
-        for path, nbytes in (await store.names(f"{self._place('')}")).items():
-            parts = path.split("/")
-            if len(parts) == 3:
-                labels.setdefault(parts[1], {})[parts[2]] = nbytes
-        return labels
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]
@@ -343,8 +332,7 @@ class Archive:
         self.status = "copies the run"
         if before is None:
             return await self.sources.copy_run()
-        data = await self._store.read(f"{self._place(before.label)}/{form.ROOT}")
-        checkpoint = form.checkpoint_of(data or b"", before.label)
+        checkpoint = form.checkpoint_of(await self._store.read(before.label, form.ROOT), before.label)
         same = checkpoint.origin.stages == self.origin.stages  # cut otherwise, parameters have another order
         last = partial(saved_elements, self.folder_of(before), checkpoint) if same else None
         return await self.sources.copy_run(last, before.round)
@@ -360,13 +348,13 @@ class Archive:
         for stage, taken in enumerate(copy_run.stages):
             await self._save_stage(label, stage, taken, copy_run)
             self.sources.release(taken.copy)
-        checkpoint = await checkpoint_io.assembled(self._store, self.origin, label)
+        checkpoint = await checkpoint_io.assembled(self._store.store, self.origin, label)
         assert checkpoint is not None, "every stage was saved"
         words = [_word(stage, taken) for stage, taken in enumerate(copy_run.stages)]
         for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
-            await self._store.write(f"{self._place(label)}/{file}", [data])
-        await checkpoint_io.complete(self._store, self.origin, label)
-        entry = self.entries[label] = await self._record(label, copied_unix_s)
+            await self._store.write(label, file, data)
+        await checkpoint_io.complete(self._store.store, self.origin, label)
+        entry = self.entries[label] = await record(self._store, label, copied_unix_s)
         self.telemetry.count(name.ARCHIVES, outcome="saved")
         self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
         self.telemetry.event(
@@ -384,8 +372,8 @@ class Archive:
         shapes = {"phi": section_shapes(self.manifest, part)["phi"]}
         holding = ReplicaHoldings(stage, taken.copy.offer.round, taken.copy.peer, copy_run.progress, copy_run.blocks)
         await checkpoint_io.save_stage(
-            self._store,
-            self._place(label),
+            self._store.store,
+            self._store.place(label),
             taken.copy.state(),
             shapes,
             holding,
@@ -399,83 +387,14 @@ class Archive:
         numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
         return self.model_files(where, checkpoint.nbytes, {**about, **numbers})
 
-    async def _record(self, label: str, copied_unix_s: float) -> ArchiveEntry:
-        """Record what is known of the complete checkpoint `label`, copied then, which is still to be measured."""
-        place = self._place(label)
-        data = await self._store.read(f"{place}/{form.ROOT}")
-        checkpoint = form.checkpoint_of(data or b"", f"{place}/{form.ROOT}")
-        words = read_provenance(await self._store.read(f"{place}/{COPIES}") or b"", f"{place}/{COPIES}")
-        hashes = {file.name: file.sha256 for file in checkpoint.files}
-        files = []
-        for file, nbytes in (await self._labels(self._store))[label].items():
-            if file not in (ABOUT, *hashes):
-                small = await self._store.read(f"{place}/{file}")
-                hashes[file] = hashlib.sha256(small or b"").hexdigest()
-            if file != ABOUT:
-                files.append((file, nbytes, hashes[file]))
-        numbers = checkpoint.round, checkpoint.samples, copied_unix_s
-        entry = ArchiveEntry(label, *numbers, None, UNMEASURED, words, tuple(files))
-        await self._store.write(f"{place}/{ABOUT}", [entry.to_text()])
-        return entry
-
     async def _prune(self) -> None:
         stay = labels_to_keep({label: entry.loss for label, entry in self.entries.items()}, self.plan.keep)
         gone = sorted(self.entries.keys() - stay)
         for label in gone:
             del self.entries[label]
-            await self._delete(self._store, label)
+            await self._store.delete(label)
         if gone:
             self.telemetry.event("archive.pruned", labels=gone, keep=self.plan.keep)
-
-    async def _delete(self, store: Store, label: str) -> None:
-        """Delete a checkpoint; the file that makes it a checkpoint goes first, so that no partial one is ever seen."""
-        names = (await self._labels(store)).get(label, {})
-        for each in sorted(names, key=lambda each: each != form.ROOT):
-            await store.delete(f"{self._place(label)}/{each}")
-
-    async def _push(self) -> None:
-        """Synchronise the bucket or folder with the archive. A failure is logged and retried the next time."""
-        store = self.plan.push
-        if store is None:
-            return
-        try:
-            there = await self._labels(store)
-            for label in sorted(self.entries.keys() - {at for at, names in there.items() if ABOUT in names}):
-                self.status = f"pushes {label} to {store}"
-                names = (await self._labels(self._store))[label]
-                for each in sorted(names, key=lambda each: (each == ABOUT, each == form.ROOT, each)):
-                    data = await self._store.read(f"{self._place(label)}/{each}")
-                    assert data is not None, "nobody else deletes here"
-                    await store.write(f"{self._place(label)}/{each}", [data])
-                self.telemetry.event("archive.pushed", label=label, where=str(store))
-                self._told_late.discard(label)
-            for label in sorted(self._told_late & self.entries.keys()):  # what was measured since
-                await store.write(f"{self._place(label)}/{ABOUT}", [self.entries[label].to_text()])
-            self._told_late.clear()
-            for label in there.keys() - self.entries.keys():
-                await self._delete(store, label)
-        except (LocalFault, DataError) as error:
-            self.telemetry.event("archive.push_failed", level="error", where=str(store), reason=str(error))
-
-    async def _push_to_hub(self, entry: ArchiveEntry) -> None:
-        """Make the hub's repository hold `entry`, once. A failure is logged and retried the next time."""
-        hub = self.plan.hub
-        label = entry.label
-        if not hub or label == self._on_hub:
-            return
-        self.status = f"pushes {label} to {hub}"
-        told = "" if entry.loss is None else f", held-out loss {entry.loss:.4f}"
-        message = f"round {entry.round}, {entry.samples:,} samples{told}"
-        try:
-            where = await asyncio.to_thread(push_folder, self.folder_of(entry), hub, label, message)
-        except SwarmnodeError as error:
-            self.telemetry.event("archive.push_failed", level="error", where=hub, reason=str(error))
-        else:
-            self._on_hub = label
-            self.telemetry.event("archive.pushed", label=label, where=where)
-
-    def _place(self, label: str) -> str:
-        return form.place(self.origin.run_id, label)
 
 
 def _incomplete(folder: Path) -> list[Path]:

@@ -219,6 +219,11 @@ def stages_of(manifest: Manifest) -> tuple[StageLayers, ...]:
     return split(manifest.model, manifest.pipeline.stages, manifest.pipeline.memory_weight)
 
 
+def costs(manifest: Manifest) -> tuple[float, ...]:
+    """The stages' costs per sample, relative."""
+    return tuple(part.cost for part in stages_of(manifest))
+
+
 def _weighed(model: ModelSpec, flops: Sequence[float], memory_weight: float) -> Sequence[float]:
     """A cost for each layer, from its `flops`, with what the first and the last hold beside."""
     if not memory_weight:

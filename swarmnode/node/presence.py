@@ -34,7 +34,7 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.membership.twin import TwinWatch
 from swarmnode.metrics import name
-from swarmnode.model.split import stages_of
+from swarmnode.model.split import costs
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.route import routers
@@ -154,7 +154,7 @@ class Presence:
         """`stage` returns the work in hand. `admission` None: every peer may take part. `unable`: the stages that this
         machine cannot serve."""
         self._manifest = manifest
-        self._costs = tuple(part.cost for part in stages_of(manifest))
+        self._costs = costs(manifest)
         self._run_id = run_id
         self._directory = directory
         self._clock = clock

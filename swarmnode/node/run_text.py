@@ -19,12 +19,13 @@ from swarmnode.manifest.location import base_url
 from swarmnode.membership.liveness import AGAIN_S, TRIES
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
+from swarmnode.model.split import costs
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.membership_handlers import probing
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
-from swarmnode.node.stage_change import StageTransfer, costs, living_members
+from swarmnode.node.stage_change import StageTransfer, living_members
 from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, reserved_stage

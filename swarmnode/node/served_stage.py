@@ -18,6 +18,7 @@ from swarmnode.judge import Judge, Trusting, judges
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import GIVING, StageContext, Swarm
+from swarmnode.model.split import costs
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
@@ -27,7 +28,7 @@ from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.span_change import BlockRebalancer
-from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
+from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer
 from swarmnode.node.stage_return import StageReturn
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.parted_work import Parts

@@ -13,8 +13,9 @@ import random
 from collections.abc import Callable
 
 from swarmnode.ids import part_of
+from swarmnode.model.split import costs
 from swarmnode.node.node_ports import NodeContext
-from swarmnode.node.stage_change import StageTransfer, costs
+from swarmnode.node.stage_change import StageTransfer
 from swarmnode.pipeline.rebalance import RebalanceRules, staying
 from swarmnode.pipeline.span import move_block
 from swarmnode.wire import record_pb2

@@ -7,28 +7,26 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, stage_name
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import AGAIN_S, PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
 from swarmnode.membership.swarm import COMING, DRAINING, PAUSED, SERVING, Swarm
 from swarmnode.metrics import name
-from swarmnode.model.section import Sizes, snapshot_nbytes
-from swarmnode.model.split import stages_of
+from swarmnode.model.section import snapshot_nbytes
+from swarmnode.model.split import costs
+from swarmnode.node.move_evidence import MoveEvidence
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
+from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.rebalance import (
     SMALL,
     RebalanceRules,
     StageMove,
-    load,
     on_the_way,
     pause_ahead_s,
     plan_move,
@@ -38,24 +36,15 @@ from swarmnode.pipeline.rebalance import (
     worth_it,
 )
 from swarmnode.ports import Clock, Replica, Telemetry
-from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.state_fetcher import FIRST_ROUNDS
-from swarmnode.recovery.state_judge import state_judge
-from swarmnode.transfer.download import DonorClient
-from swarmnode.transfer.snapshot import DOWNLOAD_RATE, WHOLE, Snapshot, newcomer_part
+from swarmnode.recovery.state_fetcher import StateFetcher
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE, Snapshot
 from swarmnode.wire import record_pb2
 
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long
 UNREST = 3  # guess: waits of an announce period after nodes came or went: newcomers have not announced a speed yet
-HEARD_PERIODS = 2.0  # derived: a record is announced in one announce period and read in the next
 # Guess: so long before the announced pause of a stage's last replica another machine goes there. It fetches the state,
 # and waits for a round, ROUND_WAIT_MAX_S at most.
 PAUSE_AHEAD_S = 2.0 * ROUND_WAIT_MAX_S
-SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
-# Guess: of what the weaker stage could do, below which lines or samples in flight limit the run, as a stage that limits
-# it is at work .6 to .8 of the time [simulated, plan.py]. 64 of home-8b's machines in 9 stages do .47 of it, and .3
-# while two of them fetch the state of other stages for ten minutes [simulated].
-LIMITING_SHARE = 0.6
 
 
 @dataclass(slots=True)
@@ -75,11 +64,6 @@ class StageTransfer:
         state = self.state
         self.state = None
         return state
-
-
-def costs(manifest: Manifest) -> tuple[float, ...]:
-    """The stages' costs per sample, relative."""
-    return tuple(part.cost for part in stages_of(manifest))
 
 
 async def living_members(presence: Presence, pinger: Pinger, clock: Clock, telemetry: Telemetry) -> Swarm:
@@ -113,10 +97,9 @@ class StageRebalancer:
         self._manifest = manifest
         self._presence = context.presence
         self._replica = replica
+        self._fetcher = StateFetcher(context, self._presence, replica)
         self._gossip = gossip
         self._rng = rng
-        self._samples_here = samples_here
-        self._speed = speed
         self._idle = IdleStages(manifest, self._presence, work_here)
         self._costs = costs(manifest)
         pipeline = manifest.pipeline
@@ -125,7 +108,7 @@ class StageRebalancer:
         self._unrest = UNREST  # this node has just come itself
         self._since_s = asyncio.get_running_loop().time()
         self._since_total = self._presence.progress.total
-        self._seen = self._since_s, self._since_total, 0  # at the last wait's begin: loop time, samples, of them here
+        self._evidence = MoveEvidence(manifest, self._presence, self._costs, self._rules, samples_here, speed)
 
     @property
     def _period_s(self) -> float:
@@ -170,8 +153,7 @@ class StageRebalancer:
         loop = asyncio.get_running_loop()
         peer_table = self._presence.peer_table
         announce_s = self._announce_s
-        if self._saw_enough():
-            self._seen = loop.time(), self._presence.progress.total, self._samples_here()
+        self._evidence.renew()
         before = peer_table.serving()
         going = self._going()
         shape = peer_table.shape
@@ -214,71 +196,15 @@ class StageRebalancer:
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason
-        good, why = self._counts_workers(move)
-        good, why = self._leaves_workers(move) if good else (good, why)
-        good, why = self._agrees(move) if good else (good, why)
+        good, why = self._evidence.supports(move, self._swarm())
         if not good:
             self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
         return (move, reason) if good else (None, why)
-
-    def _counts_workers(self, move: StageMove) -> tuple[bool, str]:
-        """(whether the stages can be compared, the reason): not while most strangers do nothing, unless nobody is at
-        the other stage."""
-        good = not move.before or not self._presence.doubtful
-        return good, "" if good else "most replicas that are new here do not work, so stages cannot be compared"
-
-    def _leaves_workers(self, move: StageMove) -> tuple[bool, str]:
-        """(whether one of the replicas that stay was seen at work in rounds, the reason): keys beside the last replica
-        that works are no replacement.
-
-        Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
-        """
-        presence = self._presence
-        gossip = self._manifest.gossip
-        if not meets(gossip) or presence.progress.total < FIRST_ROUNDS * gossip.round_samples or not move.before:
-            return True, "nobody can have met"
-        here = presence.peer_table.swarm().settled(move.source)
-        at_work = presence.run_progress.clock.history.at_work
-        workers = sum(member.peer in at_work for member in here)
-        return workers > 0, f"{workers} other replicas of {stage_name(move.source)} were seen at work"
 
     def _swarm(self) -> Swarm:
         """The members that stay, with speeds bounded to what can be believed."""
         now_unix_s = self._context.ports.clock.unix_s()
         return bounded(staying(self._presence.peer_table.swarm(), now_unix_s, PAUSE_AHEAD_S), self._costs)
-
-    def _saw_enough(self) -> bool:
-        """True if enough microbatches for each replica of a stage went through since the last wait began."""
-        since_s, total, _ = self._seen
-        seconds = asyncio.get_running_loop().time() - since_s
-        replicas = max(1, max(self._presence.peer_table.serving(), default=1))
-        enough = SEEN_MICROBATCHES * replicas * self._manifest.inner.microbatch
-        return seconds >= HEARD_PERIODS * self._announce_s and self._presence.progress.total - total >= enough
-
-    def _agrees(self, move: StageMove) -> tuple[bool, str]:
-        """(whether the load at this node's stage agrees with the speeds that make it seem stronger than another, the
-        reason).
-
-        They do not where the run does far less than the weaker stage could: a move's download would only hold it up.
-        The check is skipped where the other stage is empty or has too few replicas, when speeds do not matter, and
-        before the first sample. With too few samples to measure the load, the move must still be good with the stage's
-        fastest replica counted only as fast as the second fastest.
-        """
-        presence = self._presence
-        since_s, total, here = self._seen
-        if move.safety or not move.before or not presence.progress.total:
-            return True, "speeds do not matter"
-        seconds = asyncio.get_running_loop().time() - since_s
-        own = max(self._speed(), 1e-9)
-        rate = (presence.progress.total - total) / max(seconds, 1e-9)
-        if seconds >= HEARD_PERIODS * self._announce_s and rate < LIMITING_SHARE * move.before:
-            return False, f"the run does {rate:.3g} samples/s, and {stage_name(move.target)} could do {move.before:.3g}"
-        if not self._saw_enough():
-            good, why = still_good(evened(self._swarm(), move.source), self._costs, move, self._rules)
-            return good, f"too little was trained since to compare; were its fastest as fast as the next, {why}"
-        claimed = load(self._swarm(), self._costs).capacity[move.source]
-        used = (self._samples_here() - here) / seconds / own
-        return witnessed(used, rate, claimed)
 
     async def _look(self) -> None:
         await self._presence.look(range(self._manifest.pipeline.stages))
@@ -295,8 +221,8 @@ class StageRebalancer:
     async def _transfer(self, move: StageMove, reason: str) -> StageTransfer:
         """The state to take along. Raises Unavailable where it is better to stay."""
         sizes = self._replica.sizes_of(move.target)
-        gossip = self._manifest.gossip
-        cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
+        round_now = self._presence.progress.total // self._manifest.gossip.round_samples
+        cut = self._fetcher.newcomer_part(move.target, round_now)
         _expect(*worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate))
         self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
         self._presence.going_to(move.target)
@@ -305,16 +231,10 @@ class StageRebalancer:
             return await self._bring_back(move, reason, idle)
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        donors = partial(self._donors, move.target)
-        client = self._client(move.target, sizes)
-        check = state_judge(self._manifest, client, donors, self._replica.apart)
-        compare = None if check is None else check.compare
+        donors = self._fetcher.replicas(move.target)
         try:
-            state, offer = await replace(client, cut=cut).download(
-                donors, compare=None if check is None else check.compare
-            )
-            if cut != WHOLE and not offer.round:  # as restore.py does
-                state, offer = await client.download(donors, compare=compare)
+            judge = self._fetcher.judge(move.target, donors)
+            state, offer = await self._fetcher.of_replicas(move.target, donors, judge, round_now)
         except Unavailable:
             if self._presence.peer_table.swarm().serving(move.target):
                 raise
@@ -340,15 +260,6 @@ class StageRebalancer:
         _expect(*await self._replaced(move.source))
         _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
         return StageTransfer(move.target, reason, move.speed, None, idle)
-
-    def _client(self, stage: int, sizes: Sizes) -> DonorClient:
-        context = self._context
-        run_progress = self._presence.run_progress
-        here = context.transport, context.run_id, stage, sizes, context.telemetry
-        return DonorClient(*here, lambda: run_progress.rounds_max)
-
-    def _donors(self, stage: int) -> Sequence[PeerId]:
-        return donors_of(self._presence.peer_table.swarm(), stage, self._presence.me)
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
         """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.

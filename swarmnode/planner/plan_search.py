@@ -112,6 +112,21 @@ class Search:
         return self.rows[0]
 
 
+def _own(
+    manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, *, by_money: bool
+) -> tuple[Candidate | None, str]:
+    """(the manifest's own settings, None if they do not fit the fleet; why they do not)."""
+    try:
+        own = _candidate(manifest, manifest, fleet, (), tokens, by_money=by_money)
+    except UsageError as error:
+        return None, str(error)
+    if own.plan.tokens_per_s:
+        return own, ""
+    bare = next(stage.part.stage for stage in own.plan.stages if not stage.replicas)
+    short = tightest(manifest, fleet)
+    return None, short[1] if short else f"no machine is left for {stage_name(bare)}"
+
+
 def search(
     manifest: Manifest,
     fleet: Sequence[MachineKind],
@@ -128,17 +143,7 @@ def search(
     """
     if by_money is None:
         by_money = any(kind.price or kind.egress_price for kind in fleet)
-    own: Candidate | None = None
-    own_fault = ""
-    try:
-        own = _candidate(manifest, manifest, fleet, (), tokens, by_money=by_money)
-    except UsageError as error:
-        own_fault = str(error)
-    if own is not None and not own.plan.tokens_per_s:
-        bare = next(stage.part.stage for stage in own.plan.stages if not stage.replicas)
-        short = tightest(manifest, fleet)
-        own = None
-        own_fault = short[1] if short else f"no machine is left for {stage_name(bare)}"
+    own, own_fault = _own(manifest, fleet, tokens, by_money=by_money)
     _check_ranks(manifest, ranks)
     candidates = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):

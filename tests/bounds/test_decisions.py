@@ -34,8 +34,8 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.optimizer import learning_rate
+from swarmnode.model.split import costs
 from swarmnode.node.served_stage import ready_to_serve
-from swarmnode.node.stage_change import costs
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import window_limit
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good

@@ -68,7 +68,7 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
             raise Unavailable("the Hub is away")
         return "https://hub/commit/1"
 
-    monkeypatch.setattr("swarmnode.machine.run_archive.push_folder", push_folder)
+    monkeypatch.setattr("swarmnode.machine.archive_push.push_folder", push_folder)
     async with village(RUN_OF) as v:
         people = await trained(v, (0, 1, 1, 1), liar=2)
         kept = archive_of(v, tmp_path, hub="ada/model")
@@ -76,8 +76,8 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
         assert entry.measured == "later" and not pushed, "it can be used before it is measured"
         await kept.archive.measure()
         entry = kept.archive.entries[entry.label]
-        await kept.archive._push_to_hub(entry)
-        await kept.archive._push_to_hub(entry)
+        await kept.archive.push.to_hub(entry, kept.archive.folder_of(entry))
+        await kept.archive.push.to_hub(entry, kept.archive.folder_of(entry))
         message = f"round {entry.round}, {entry.samples:,} samples"
         assert pushed == [(kept.archive.folder_of(entry), "ada/model", entry.label, message)] * 2, "again, then not"
         assert kept.told("archive.push_failed") == [{"where": "ada/model", "reason": "the Hub is away"}]
@@ -238,7 +238,7 @@ async def test_a_goodbye_is_taken_of_the_last_replica_alone(tmp_path: Path) -> N
             call = Call(call_pb2.Request(run_id=run_id, handover=call_pb2.Handover(stage=stage)))
             with pytest.raises(RemoteFault, match="another run's archive"):
                 await kept.archive.serve_handover(people[0].node.me, call)
-        assert not kept.sources.parting and not list(tmp_path.rglob("stage-*"))
+        assert not kept.sources.parting.stages and not list(tmp_path.rglob("stage-*"))
 
 
 COPIED_UNIX_S = 1e9

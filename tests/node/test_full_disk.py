@@ -30,7 +30,7 @@ def model():
     _write(place / "model.safetensors", bytes(1 << 20))
 
 def archive():
-    from swarmnode.machine.archive_sources import SlowCopy
+    from swarmnode.machine.slow_copy import SlowCopy
     from swarmnode.wire import call_pb2
     offer = call_pb2.Snapshot(nbytes=1 << 20, chunk_nbytes=1 << 20, hashes=[b""])
     SlowCopy("peer", offer, place / "copy")._write(0, bytes(1 << 20))

@@ -16,9 +16,11 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.move_evidence import MoveEvidence
 from swarmnode.node.notice import NoticeKind
 from swarmnode.node.stage_change import StageRebalancer
-from swarmnode.pipeline.rebalance import StageMove
+from swarmnode.pipeline.believed_rate import bounded
+from swarmnode.pipeline.rebalance import RebalanceRules, StageMove
 from swarmnode.wire import record_pb2
 from tests.support.records import record
 from tests.support.village import RUN, LoopClock, Village, manifest, told, village
@@ -270,6 +272,17 @@ async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
         lying.cancel()
 
 
+def evidence_of(
+    run: Manifest,
+    presence: Any,
+    costs: tuple[float, ...] = (1.0, 1.0, 1.0),
+    samples_here: Callable[[], int] = lambda: 0,
+) -> MoveEvidence:
+    """What a node of 10 samples a second, of `presence`, goes by before it moves."""
+    rules = RebalanceRules(run.pipeline.rebalance_ratio, run.pipeline.min_keep)
+    return MoveEvidence(run, presence, costs, rules, samples_here, lambda: 10.0)
+
+
 @pytest.mark.parametrize(
     ("claimed", "trained", "agrees"),
     [(0.0, 0.2, True), (40.0, 0.2, False), (40.0, 0.05, True), (10.0, 0.2, True)],
@@ -293,20 +306,21 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     here = [0]
     peer_table = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
     presence: Any = SimpleNamespace(progress=progress, peer_table=peer_table, me=members[1].peer)
-    rebalancer = rebalancer_of(run, presence, samples_here=lambda: here[0])
-    rebalancer._costs = (1.0, 1.0, 1.0)
+    costs = (1.0, 1.0, 1.0)
+    evidence = evidence_of(run, presence, costs, lambda: here[0])
+    known = bounded(swarm, costs)
     move = StageMove(members[1].peer, 1, 0, before=10.0, after=15.0, speed=10.0)
-    found, reason = rebalancer._agrees(move)
+    found, reason = evidence.agrees(move, known)
     assert "too little was trained" in reason and found is bool(claimed), "three as fast as each other, or two"
     await asyncio.sleep(100.0)
     progress.total += 800
     here[0] += int(100.0 * 2 * 10.0 * trained)
-    found, reason = rebalancer._agrees(move)
+    found, reason = evidence.agrees(move, known)
     assert found is agrees, reason
-    found, reason = rebalancer._agrees(dataclasses.replace(move, before=30.0))
+    found, reason = evidence.agrees(dataclasses.replace(move, before=30.0), known)
     assert not found and reason.startswith("the run does 8 samples/s"), "something else limits the run"
-    assert rebalancer._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
-    assert rebalancer._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"
+    assert evidence.agrees(dataclasses.replace(move, safety=True), known)[0], "a death that is not to be risked"
+    assert evidence.agrees(dataclasses.replace(move, before=0.0), known)[0], "an empty stage"
 
 
 @pytest.mark.parametrize(("doubtful", "before", "good"), [(False, 10.0, True), (True, 10.0, False), (True, 0.0, True)])
@@ -314,9 +328,9 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
 async def test_no_move_while_most_strangers_are_idle(doubtful: bool, before: float, good: bool) -> None:
     """But where a stage stands empty."""
     presence: Any = SimpleNamespace(progress=SimpleNamespace(total=0), doubtful=doubtful)
-    rebalancer = rebalancer_of(moving_manifest(), presence)
+    evidence = evidence_of(moving_manifest(), presence)
     move = StageMove(PeerId("peer1"), 1, 0, before=before, after=15.0, speed=10.0)
-    assert rebalancer._counts_workers(move)[0] is good
+    assert evidence.counts_workers(move)[0] is good
 
 
 @pytest.mark.parametrize(
@@ -348,6 +362,6 @@ async def test_keys_beside_the_last_replica_that_works_are_no_replacement(
         run_progress=SimpleNamespace(clock=SimpleNamespace(history=observed)),
         me=members[1].peer,
     )
-    rebalancer = rebalancer_of(run, presence)
+    evidence = evidence_of(run, presence)
     move = StageMove(members[1].peer, 1, 0, before=before, after=15.0, speed=10.0, safety=True)
-    assert rebalancer._leaves_workers(move)[0] is leaves
+    assert evidence.leaves_workers(move)[0] is leaves
