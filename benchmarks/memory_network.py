@@ -205,13 +205,6 @@ class MemoryDirectory:
 
     refresh = lookups
 
-    async def lookup_peer(self, stage: int, peer: PeerId) -> list[record_pb2.SignedRecord]:
-        records = await self.lookup(stage)
-        return [signed for signed in records if check_record(signed, run_id=self._run_id).peer_id == peer]
-
-    def size(self, stage: int) -> int:
-        return 0
-
     async def claimed(self) -> int:
         return self.remembered
 

@@ -124,15 +124,6 @@ class Directory(Protocol):
         """`lookups` at a fraction of the bytes: in a large run what is new may be missing for some announce periods."""
         ...
 
-    async def lookup_peer(self, stage: int, peer: PeerId) -> list[record_pb2.SignedRecord]:
-        """The newest record of `peer` at `stage`, if others hold one: a `lookup` at the bytes of one record."""
-        ...
-
-    def size(self, stage: int) -> int:
-        """Members of `stage`, as those say that know it: more than a look-up of a large stage brings where this machine
-        is not itself."""
-        ...
-
     async def claimed(self) -> int:
         """Most samples that this node, its bootstraps or its contacts remember of the run; 0: none. It proves
         nothing. Raises Unavailable when this node remembers none and nobody that it knows answers."""

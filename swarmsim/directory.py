@@ -2,9 +2,7 @@
 
 Bytes move as those of transport/directory.py do: of each place a node has a picture that is complete up to some time.
 A look asks holders and a member, a refresh one member or, seldom, a holder; the answer carries the records announced
-between the two pictures' times, of a large place where the reader is not itself those of CROWD_MAX members and a few
-more. (Bytes of a node's own newer records, which come along, are not taken off. Which members of a crowd are kept is
-drawn by the node's peer table alone, in the same order.)
+between the two pictures' times. (Bytes of a node's own newer records, which come along, are not taken off.)
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ from dataclasses import dataclass, field
 
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
-from swarmnode.membership.peer_table import CROWD_MAX
 from swarmnode.membership.record import check_record
 from swarmnode.ports import Clock
 from swarmnode.transport.contact import Contacts, whom_to_try
-from swarmnode.transport.record_book import FRESH, HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
+from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
 from swarmnode.wire import record_pb2
 from swarmsim.network import Network, NetworkPort
 
@@ -80,11 +77,6 @@ class _Place:
     pictures: list[list[record_pb2.SignedRecord]] = field(default_factory=list)
     holders: tuple[float, int, list[NetworkPort]] = (-math.inf, 0, [])  # until, of how many nodes
 
-    @property
-    def mean_nbytes(self) -> int:
-        """Bytes of a record."""
-        return self.nbytes[-1] // len(self.nbytes) if self.nbytes else 0
-
     def news_nbytes(self, since: float, until: float, records: int) -> int:
         """Bytes of the records announced between two times: at most those of as many `records`."""
         if not self.times:
@@ -92,7 +84,7 @@ class _Place:
         first = bisect.bisect_right(self.times, since)
         last = bisect.bisect_right(self.times, until)
         told = self.nbytes[last - 1] - (self.nbytes[first - 1] if first else 0) if last else 0
-        return max(0, min(told, records * self.mean_nbytes))  # who knows more gets nothing
+        return max(0, min(told, records * self.nbytes[-1] // len(self.times)))  # who knows more gets nothing
 
 
 class SimDht:
@@ -122,8 +114,8 @@ class SimDht:
         self._found: dict[int, _Found] = {}
         self.places: dict[int, _Place] = {}
         self.directories: dict[NetworkPort, SimDirectory] = {}
-        self.moved: Counter[tuple[str, str]] = Counter()
-        """Bytes of the directory that each node has sent and received, by label and kind of message."""
+        self.moved: Counter[str] = Counter()
+        """Bytes of the directory that each node has sent and received, by label."""
 
     def past(self, stage: int) -> _Place:
         return self.places.setdefault(stage, _Place())
@@ -137,23 +129,16 @@ class SimDht:
             self.past(stage).holders = loop_now + NEAR_S, len(self.network.plugs), found
         return found
 
-    def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int, kind: str) -> None:
+    def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
         """Count bytes of a small message on the lines of both."""
         sender.up.carried += nbytes
         receiver.down.carried += nbytes
-        self.count(sender, receiver, nbytes, kind)
+        self.count(sender, receiver, nbytes)
 
-    def count(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int, kind: str) -> None:
-        self.moved[sender.label, f"{kind} sent"] += nbytes
-        self.moved[receiver.label, f"{kind} received"] += nbytes
+    def count(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
+        self.moved[sender.label] += nbytes
+        self.moved[receiver.label] += nbytes
         self.network.sent["records"] += nbytes
-
-    def moved_by_node(self) -> dict[str, int]:
-        """The bytes of all kinds that each node moved, by label."""
-        moved = Counter[str]()
-        for (label, _), nbytes in self.moved.items():
-            moved[label] += nbytes
-        return dict(sorted(moved.items()))
 
     def picture(self, stage: int, until: float, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
         """The unexpired records of `stage` as of loop time `until`."""
@@ -257,7 +242,6 @@ class SimDirectory:
         self._contacts = Contacts()
         self._contacts.tell(MEETING_POINT, ["/ip4/10.0.0.1"])
         self._complete: dict[int, float] = {}  # place -> loop time up to which it is known here
-        self._at: dict[int, float] = {}  # places of this machine: when its record there expires, Unix time
         self._searched: dict[int, float] = {}  # place -> until when its holders are known
         dht.directories[plug] = self
 
@@ -302,13 +286,12 @@ class SimDirectory:
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
-        self._at[own.stage] = expires
         past = dht.past(own.stage)
         nbytes = record.ByteSize()
         past.times.append(loop_now)
         past.nbytes.append((past.nbytes[-1] if past.nbytes else 0) + nbytes)
         for holder in self._search(own.stage, loop_now):
-            dht.charge(self._plug, holder, nbytes + STORE_NBYTES, "store")
+            dht.charge(self._plug, holder, nbytes + STORE_NBYTES)
         late_s = dht.rng.expovariate(1.0 / faults.late_s) if faults.late_s else 0.0
         if late_s:
             dht.invalidate(own.stage)
@@ -322,21 +305,8 @@ class SimDirectory:
 
     async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
         await asyncio.sleep(self._dht.faults.round_trip_s)
-        await self._move([self._asked(stage) + self._member(stage) for stage in stages], stages)
+        await self._move([self._asked(stage) for stage in stages], stages)
         return [self._found(stage) for stage in stages]
-
-    async def lookup_peer(self, stage: int, peer: PeerId) -> list[record_pb2.SignedRecord]:
-        dht = self._dht
-        await asyncio.sleep(dht.faults.round_trip_s)
-        found = [signed for signed in self._found(stage) if check_record(signed, run_id=dht.run_id).peer_id == peer]
-        for holder in self._asked(stage):
-            if holder is not self._plug and holder.alive:
-                dht.charge(self._plug, holder, ASK_NBYTES + MARK_NBYTES, "question")
-                dht.charge(holder, self._plug, ASK_NBYTES, "answer")
-        return found
-
-    def size(self, stage: int) -> int:
-        return len(self._dht.stages.get(stage, ()))
 
     async def refresh(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
         rng = self._dht.rng
@@ -349,10 +319,6 @@ class SimDirectory:
                 asked.append([rng.choice(members)])
         await self._move(asked, stages)
         return [self._found(stage) for stage in stages]
-
-    def _member(self, stage: int) -> list[NetworkPort]:
-        members = self._members(stage)
-        return [self._dht.rng.choice(members)] if members else []
 
     def _members(self, stage: int) -> list[NetworkPort]:
         return [
@@ -368,7 +334,7 @@ class SimDirectory:
             self._searched[stage] = loop_now + NEAR_S
             others = [*self._dht.network.plugs.values()]
             for plug in self._dht.rng.sample(others, min(FINDS, len(others))):
-                self._dht.charge(plug, self._plug, FIND_NBYTES, "search")
+                self._dht.charge(plug, self._plug, FIND_NBYTES)
         return holders
 
     def _asked(self, stage: int, count: int = HOLDERS_ASKED) -> list[NetworkPort]:
@@ -384,8 +350,6 @@ class SimDirectory:
         for stage, plugs in zip(stages, asked, strict=True):
             known = self._complete.get(stage, -math.inf)
             size = len(dht.stages.get(stage, ()))
-            whole = size <= CROWD_MAX or self._at.get(stage, 0.0) > dht.clock.unix_s()
-            one_nbytes = dht.past(stage).mean_nbytes
             for plug in plugs:
                 holds = plug in dht.holders(stage, begun)
                 if plug is self._plug and holds:
@@ -393,15 +357,9 @@ class SimDirectory:
                 if not plug.alive or plug is self._plug:
                     continue
                 until = begun if holds else dht.directories[plug]._complete.get(stage, -math.inf)
-                news = dht.past(stage).news_nbytes(known, until, size)
-                if not whole:
-                    unnamed = FRESH if known > -math.inf else -(-CROWD_MAX // len(plugs))
-                    news = (0 if known == -math.inf else news * CROWD_MAX // size) + unnamed * one_nbytes
-                elif holds and news > CROWD_MAX * one_nbytes:
-                    news = CROWD_MAX * one_nbytes
-                    until = known
-                there = ASK_NBYTES + (MARK_NBYTES * (size if whole else CROWD_MAX) if known > -math.inf else 0)
-                answers.append((stage, until, self._exchange(plug, there, ASK_NBYTES + news)))
+                there = ASK_NBYTES + (MARK_NBYTES * size if known > -math.inf else 0)
+                back = ASK_NBYTES + dht.past(stage).news_nbytes(known, until, size)
+                answers.append((stage, until, self._exchange(plug, there, back)))
         if not answers:
             return
         await asyncio.wait([future for _, _, future in answers], timeout=RPC_TIMEOUT_S)
@@ -421,10 +379,10 @@ class SimDirectory:
         def answer() -> None:
             if plug.alive and me.alive:
                 dht.network.carry(plug, me, back, arrived)
-                dht.count(plug, me, back, "answer")
+                dht.count(plug, me, back)
 
         dht.network.carry(me, plug, there, answer)
-        dht.count(me, plug, there, "question")
+        dht.count(me, plug, there)
         return done
 
     async def claimed(self) -> int:

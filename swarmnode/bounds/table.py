@@ -269,8 +269,6 @@ BY_FIELD: Mapping[str, Bound] = {
     "RecordsRequest.place": PLACE,
     "RecordsRequest.peers": number(2**32 - 1, "", "the first bytes of a digest", many=8192),
     "RecordsRequest.expires_unix_ms": number(UNIX_S_MAX * 1000, "ms", "until the year 2242", many=8192),
-    "RecordsRequest.most": number(256, "", "as many as one answer holds"),
-    "Records.size": number(2048, "", "transport/record_book.py: as many as one place holds"),
     "Records.records": part(256, "transport/record_book.py: as many as one answer holds"),
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,

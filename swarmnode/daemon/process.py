@@ -454,7 +454,7 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
         compute.pace = device_pace(process.manifest, process.options.device_flops, lambda: node.stage)
     works = partial(_works, node)
     process.transport.prefer(works)
-    process.directory.prefer(works, lambda: node.presence.doubtful, node.presence.peer_table.order)
+    process.directory.prefer(works, lambda: node.presence.doubtful)
     return node, compute
 
 

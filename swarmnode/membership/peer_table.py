@@ -49,22 +49,15 @@ class PeerTable:
         """Keep peers `seen_at_work` here, now and later, in crowded stages."""
         self._seen_at_work = seen_at_work
 
-    def order(self, peer: PeerId) -> int:
-        """The position of `peer` in this node's random order, by which members of a crowd are kept."""
-        return rank(peer, self._salt)
-
     def attend(self, stage: int) -> None:
         """Know all members of `stage` from now on: it is served here."""
         self._own = stage
 
-    def news(
-        self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random, size: int = 0
-    ) -> Sequence[wire.SignedRecord]:
+    def news(self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random) -> Sequence[wire.SignedRecord]:
         """The records of `stage` from the directory that may be new, found quickly. Of a crowd, unknown peers are
-        chosen at random. `size`: members of the stage, if more than there are `records`."""
-        size = max(size, len(records))
-        crowd = size > self._crowd_max and stage != self._own
-        self._sized(stage, size if crowd else 0, rng)
+        chosen at random."""
+        crowd = len(records) > self._crowd_max and stage != self._own
+        self._sized(stage, len(records) if crowd else 0, rng)
         here = self.member
         unsent: list[wire.SignedRecord] = []
         strangers: dict[PeerId, wire.SignedRecord] = {}

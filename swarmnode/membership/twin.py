@@ -43,15 +43,13 @@ class TwinWatch:
         return self._signed_s(record) < self._born_s
 
     def lives(self, record: record_pb2.Record, now_s: float) -> bool:
-        """Whether the process that signed `record` with this key still runs at Unix time `now_s`. A younger one
-        waits for longer before it stands aside: the older one has told its machine by then."""
+        """Whether the process that signed `record` with this key still runs at Unix time `now_s`."""
         began = record.joined_unix_ms
         if began in self._former or record.state in GOING:
             return False
         if began not in self._first_s:
             self._first_s[began] = now_s
-        patience_s = CLOCK_SKEW_MAX_S * (2.0 if self.yields(record) else 1.0)
-        return self._signed_s(record) > self._first_s[began] + patience_s
+        return self._signed_s(record) > self._first_s[began] + CLOCK_SKEW_MAX_S
 
     def yields(self, record: record_pb2.Record) -> bool:
         """Whether this process stands aside for the one that signed `record`, which runs."""

@@ -233,28 +233,6 @@ WORDS = (
     _of(
         "Snapshot", "warrant", "that a machine has the owner's archive", "the owner's signature", "membership/access.py"
     ),
-    _of(
-        "RecordsRequest",
-        "place peers expires_unix_ms announces most",
-        "which records the asker is sent",
-        "256 of an answer, and training's own messages go first",
-        "transport/record_book.py",
-    ),
-    _of(
-        "Records",
-        "records kept unix_ms",
-        "which records are checked",
-        "as each record; a clock counts with the median of five",
-        "transport/record_book.py, transport/call_directory.py",
-    ),
-    _of(
-        "Records",
-        "size",
-        "how many members a large stage has that this machine is not at",
-        "the median of five peers asked, 2,048 at most; while strangers that were tried do not work, machines seen at "
-        "work count",
-        "transport/call_directory.py",
-    ),
     _of("Reserved", "granted ahead", "where the microbatch goes", "answers that come or do not", "pipeline/route.py"),
     _of(
         "Handover",

@@ -6,84 +6,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from swarmnode.concurrency import background_tasks
-from swarmnode.ids import PeerId, machine_of
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import LOOK_SHARE, LOST_PERIODS, PINGED_MAX, Pinger, ping_fault
-from swarmnode.membership.swarm import Member
+from swarmnode.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger, ping_fault
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.route import BAN_MAX_S, Router
 from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.recovery_source import overdue, quiet
-
-TURNS = round(LOST_PERIODS / LOOK_SHARE)  # looks until a silent replica counts as gone
 
 
 class FailureDetector:
     """Watches all stages for one node, and reports when a stage is lost and when it is back."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        presence: Presence,
-        pinger: Pinger,
-        clock: Clock,
-        telemetry: Telemetry,
-        answered_s: Mapping[PeerId, float],
+        self, manifest: Manifest, presence: Presence, pinger: Pinger, clock: Clock, telemetry: Telemetry
     ) -> None:
-        """`answered_s`: loop time of each machine's last answer."""
         self._limits = manifest.limits
         self._stages = manifest.pipeline.stages
         self._presence = presence
         self._pinger = pinger
         self._clock = clock
         self._telemetry = telemetry
-        self._answered_s = answered_s
-        self._asked = set[PeerId]()  # replicas whose answer to a ping is awaited
         self._lost: dict[int, float] = {}  # stage -> loop time since when
 
     async def run(self) -> None:
         """Look until cancelled."""
-        async with background_tasks() as tasks:
-            while True:
-                await asyncio.sleep(LOOK_SHARE * self._limits.announce_period_s)
-                tasks.create_task(self._probe())  # a silent one keeps a ping for longer than others may wait
-                for stage in range(self._stages):
-                    members = self._presence.peer_table.present(stage)
-                    if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
-                        await self._look(stage)
-                await self._call()
-
-    async def _probe(self) -> None:
-        """Ping replicas that this node might send work to, and of which it heard nothing for LOST_PERIODS announce
-        periods. Large swarms announce themselves more rarely than that; each caller has found a death by then.
-
-        A TURNS-th of them is pinged at a time, those silent for longest first.
-        """
-        choosable = self._presence.choosable()
-        ago_s = [(self._silence_s(member), member) for member in choosable if member.peer not in self._asked]
-        silent = [one for one in ago_s if one[0] >= LOST_PERIODS * self._limits.announce_period_s]
-        silent.sort(key=lambda one: one[0], reverse=True)
-        asked = {member.peer: member for _, member in silent[: math.ceil(len(choosable) / TURNS)]}
-        self._asked |= asked.keys()
-        try:
-            answering = await self._pinger.answering([*asked])
-        finally:
-            self._asked -= asked.keys()
-        if dead := [member for peer, member in asked.items() if peer not in answering]:
-            self._presence.pass_by(dead)
-            left = {member.stage for member in self._presence.choosable()}
-            for stage in sorted({member.stage for member in dead} - left):
-                await self._look(stage, silent=True)
-
-    def _silence_s(self, member: Member) -> float:
-        """Seconds since `member` answered a call, or signed its record."""
-        left_s = member.expires_unix_s - self._clock.unix_s()
-        now = asyncio.get_running_loop().time()
-        answered_s = self._answered_s.get(machine_of(member.peer), -math.inf)
-        return min(now - answered_s, member.stretch * self._limits.record_ttl_s - left_s)
+        while True:
+            await asyncio.sleep(LOOK_SHARE * self._limits.announce_period_s)
+            for stage in range(self._stages):
+                members = self._presence.peer_table.present(stage)
+                if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
+                    await self._look(stage)
+            await self._call()
 
     async def _call(self) -> None:
         """In a small swarm: ping replicas that went silent while others of their stage did not."""
@@ -113,9 +69,8 @@ class FailureDetector:
                 quiet_of[stage] = others
         return quiet_of
 
-    async def _look(self, stage: int, *, silent: bool = False) -> None:
-        """Find out whether `stage` is lost, or back. `silent`: replicas of it answer no ping, and none is left to send
-        work to."""
+    async def _look(self, stage: int) -> None:
+        """Find out whether `stage` is lost, or back."""
         presence = self._presence
         loop = asyncio.get_running_loop()
         swarm = presence.peer_table.swarm()
@@ -126,7 +81,7 @@ class FailureDetector:
             return
         await presence.look([stage])  # others' records come by calls only while we have to do with them
         members = presence.peer_table.swarm().serving(stage)
-        if not members or not (silent or overdue(members, self._clock.unix_s(), self._limits)):
+        if not overdue(members, self._clock.unix_s(), self._limits):
             return
         if await self._pinger.answering([member.peer for member in members]):
             return
@@ -154,7 +109,7 @@ async def unban(
             router.unban(peer)
             telemetry.event("peer.unbanned", peer=peer, reason="answers a ping")
         else:
-            router.ban(peer, loop.time(), max(BAN_MAX_S, announce_period_s), tried=False)
+            router.ban(peer, loop.time(), max(BAN_MAX_S, announce_period_s))
 
     while True:
         banned.clear()

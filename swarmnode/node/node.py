@@ -105,7 +105,7 @@ class Node:
             ports.replica,
             earlier,
         )
-        detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, self.transport.answered_s)
+        failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
         self._context = NodeContext(
             manifest,
             run_id,
@@ -115,7 +115,7 @@ class Node:
             self.transport,
             pinger,
             restorer,
-            detector,
+            failure_detector,
             None if spans is None else spans.block,
         )
         self._text = RunText(self._context)

@@ -3,7 +3,6 @@ record if the other side has not seen it yet. Routers and rounds so need not pol
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,8 +43,6 @@ class PiggybackTransport:
     def __post_init__(self) -> None:
         self._seen = Remembered[PeerId, int]()
         self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
-        self.answered_s = Remembered[PeerId, float]()
-        """Loop time of each machine's last answer to a call."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -98,22 +95,17 @@ class PiggybackTransport:
         try:
             answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         except Busy:
-            self._hear_from(peer)
             raise
         except (RemoteFault, Unavailable) as error:  # it may not have had the news, or have forgotten who we are
             if isinstance(error, RemoteFault):
                 self._told.pop(peer, None)
             self._seen.pop(peer, None)
             raise
-        self._hear_from(peer)
         if method in SILENT:
             return answer
         self._hear_progress(peer, answer.header.progress)
         self._hear_record(peer, answer.header)
         return answer
-
-    def _hear_from(self, peer: PeerId) -> None:
-        self.answered_s[machine_of(peer)] = asyncio.get_running_loop().time()
 
     def _ride(
         self, peer: PeerId, method: str, header: wire.Request | wire.Reply, heard: record_pb2.Progress | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ from swarmnode.ids import PeerId, RunId, machine_of, seeded, stage_name
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.liveness import LOOK_SHARE, LOST_PERIODS, SOON_SHARE
-from swarmnode.membership.peer_table import CROWD_MAX, PeerTable
+from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE
+from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import (
+    CLOCK_SKEW_MAX_S,
     STRETCH_MAX,
     check_member,
     check_record,
@@ -44,11 +46,12 @@ from swarmnode.wire import record_pb2
 
 EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at the same one a directory keeps the first
 JUST_SHARE = 0.1  # guess: a node that changes its state has signed its record just before it publishes it
-OTHERS_PERIODS = LOST_PERIODS - 1  # rarer, and the failure detector would look up each by itself
-# Derived: as much is given to others, and a holder gives three times as much (measured): .2 Mbit/s with the digests,
-# the stores and the searches for holders.
-READ_BYTES_PER_S = 2500.0
+OTHERS_PERIODS = 3  # as liveness.LOST_PERIODS: rarer, and the failure detector would look up each by itself
+# Derived: records read, with the digests and the searches for holders, and as much given to others, are .1 Mbit/s; a
+# holder has twice that.
+READ_BYTES_PER_S = 5000.0
 ADDRESSES_MAX = 8
+FIRST_LOOKS = 8  # guess: announcements of a copied home in which it sees the other one's, if not by chance later
 AHEAD_TOLERANCE_S = 0.001  # derived: of wall clocks; nodes foresee their pauses in whole seconds
 
 Read = list[list[record_pb2.SignedRecord]]
@@ -188,6 +191,7 @@ class Presence:
         """A record of a process with our key that began before this one and runs; `twin_seen` is set with it."""
         self.twin_seen = asyncio.Event()
         self._twins_met = set[int]()  # by when they began
+        self._looks = FIRST_LOOKS
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
         self._stretch = 1  # of our next record
@@ -224,13 +228,11 @@ class Presence:
 
     def _stretched(self, nbytes: int) -> int:
         """Announce periods of the run between two of our records: as many as keep the records that this node reads,
-        those of its stage each time and a part of the others, at most CROWD_MAX of a stage, of `nbytes` each, within
-        READ_BYTES_PER_S."""
+        those of its stage each time and a part of the others, of `nbytes` each, within READ_BYTES_PER_S."""
         own = self.status.stage
         sizes = self.believed().sizes
         here = sizes[own] if own is not None and own < len(sizes) else 0
-        others = sum(min(CROWD_MAX, size) for stage, size in enumerate(sizes) if stage != own)
-        read = nbytes * (here + others / OTHERS_PERIODS)
+        read = nbytes * (here + (sum(sizes) - here) / OTHERS_PERIODS)
         return min(STRETCH_MAX, max(1, math.ceil(read / READ_BYTES_PER_S / self._manifest.limits.announce_period_s)))
 
     def samples_total(self) -> int:
@@ -362,26 +364,24 @@ class Presence:
 
     async def announcing(self) -> None:
         """Publish our record every (stretched) announce period and whenever our state changes, until cancelled."""
-        changed = False
         while True:
             self._announce_now.clear()
-            if not changed:
-                await self._look_for_twin()
+            await self._look_for_twin()
             await self.announce()
             try:
                 async with asyncio.timeout(self._period_s):
                     await self._announce_now.wait()
-                    changed = True
             except TimeoutError:
-                changed = False
+                pass
 
     async def _look_for_twin(self) -> None:
-        """Look for another record of our key, if there is one, just before ours takes its place."""
-        if (stage := self.status.stage) is None:
-            return
-        for signed in await self._directory.lookup_peer(stage, self.me):
-            with self._faults_logged():
-                self._hear_own(signed, check_record(signed, run_id=self._run_id))
+        """Look just before our record takes the place of another one of our key, if there is one: in the first
+        announcements of this process, and for as long as such records come."""
+        began_s = self.incarnation / 1000.0
+        if self._looks > 0 or self._clock.unix_s() < began_s + FIRST_LOOKS * CLOCK_SKEW_MAX_S / 2:
+            self._looks -= 1
+            if self.status.stage is not None:
+                await self.look([self.status.stage])
 
     async def announce(self) -> None:
         """Publish our record of now, once: the one signed a moment ago, if it expires after what was published."""
@@ -396,26 +396,18 @@ class Presence:
 
     async def watching(self, stages: Sequence[int]) -> None:
         """Refresh `stages` every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
-        while there is nobody to send work to: nodes that start together see nobody at first. In a large swarm, whose
-        nodes announce themselves more rarely, only this node's own stage is refreshed as often as that."""
-        loop = asyncio.get_running_loop()
-        read_s = {stage: loop.time() for stage in range(self._manifest.pipeline.stages)}
-        for place, stage in enumerate(stage for stage in read_s if stage not in stages):
-            read_s[stage] -= place % OTHERS_PERIODS * self._period_s  # all were looked up when the stage was chosen
-        near = stages
+        while there is nobody to send work to: nodes that start together see nobody at first."""
+        others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
+        turn = itertools.cycle(others)
+        at_once = 0  # all were looked up when the stage was chosen
         while True:
-            late_s = loop.time() - (OTHERS_PERIODS - JUST_SHARE) * self._period_s
-            wanted = [*near, *(stage for stage, at_s in read_s.items() if stage not in near and at_s <= late_s)]
-            read_s |= dict.fromkeys(wanted, loop.time())
-            await self._adopt(wanted, self._directory.refresh)
+            await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
+            at_once = -(-len(others) // OTHERS_PERIODS)
             swarm = self.peer_table.swarm()
-            alone = not all(swarm.serving(stage) for stage in self._sends_to)
-            rare = self._stretch > 1 and not alone
-            near = [stage for stage in stages if stage == self.status.stage] if rare else stages
-            if alone:
-                await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
+            if all(swarm.serving(stage) for stage in self._sends_to):
+                await asyncio.sleep(self._period_s * (LOOK_SHARE if self._stretch > 1 else 1.0))
             else:
-                await asyncio.sleep(self._period_s * (LOOK_SHARE if rare else 1.0))
+                await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read the records of `stages` from the directory once; forget peers whose records expired."""
@@ -424,7 +416,7 @@ class Presence:
     async def _adopt(self, wanted: Sequence[int], read: Callable[[Sequence[int]], Awaitable[Read]]) -> None:
         values = await read(wanted)
         for stage, records in zip(wanted, values, strict=True):
-            for signed in self.peer_table.news(stage, records, self._chance, self._directory.size(stage)):
+            for signed in self.peer_table.news(stage, records, self._chance):
                 with self._faults_logged():
                     record = check_record(signed, run_id=self._run_id)
                     if record.peer_id == self.me:
@@ -477,26 +469,6 @@ class Presence:
             self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
         self._view_changed()
         self._stage().doubt(peers)
-
-    def choosable(self) -> list[Member]:
-        """The replicas that this node might send work to now."""
-        now = asyncio.get_running_loop().time()
-        return [member for stage in self._sends_to for member in self.routers[stage].choosable(now)]
-
-    def pass_by(self, members: Sequence[Member]) -> None:
-        """Send no work to `members`, which answered no ping, until they answer one or announce something newer."""
-        now = asyncio.get_running_loop().time()
-        for member in members:
-            seconds = self.routers[member.stage].ban(member.peer, now, tried=False)
-            self._telemetry.event(
-                "peer.banned",
-                level="warning",
-                peer=member.peer,
-                stage_of_peer=member.stage,
-                seconds=seconds,
-                reason="silent, and answers no ping",
-            )
-        self._stage().doubt(member.peer for member in members)
 
     def exclude(self, peer: PeerId, reason: str) -> None:
         """Ignore `peer` from now on, because it was found to lie: its machine, at whatever stages that is."""
@@ -561,6 +533,7 @@ class Presence:
         if self._twins.former(record):
             self._go_on_from(record)
             return
+        self._looks = FIRST_LOOKS
         if record.joined_unix_ms == self._twins.began_ms:
             self._twins.begin_again(now_s, self._chance.random)
         elif self._twins.lives(record, now_s):

@@ -293,23 +293,15 @@ class Router:
         if lost_s > (self.typical_s(self.samples) or SMALL_CALL_S):
             self.unknown.record_fault(peer, lost_s)
 
-    def choosable(self, now: float) -> list[Member]:
-        """The replicas that could be chosen now."""
-        return [member for peer, member in self._members.items() if self._able(peer, now)]
-
-    def ban(
-        self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0, *, tried: bool = True
-    ) -> float:
+    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0) -> float:
         """Ban a faulty `peer`, which cost `lost_s`, until it publishes a newer record and the ban time is over; return
-        the ban's seconds. The time doubles up to `most_s`. `tried`: it was given work, so that its fault tells of
-        strangers."""
+        the ban's seconds. The time doubles up to `most_s`."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
         seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
         known.faults_in_row += 1
-        if tried:
-            self.unknown.record_fault(peer, lost_s)
+        self.unknown.record_fault(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None

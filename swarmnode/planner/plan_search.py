@@ -24,6 +24,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
+from swarmnode.membership.liveness import LOST_PERIODS
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
@@ -53,6 +54,8 @@ FIELDS = {
         "hop_timeout_min_s",
         "in_flight_max",
         "exchange_timeout_s",
+        "announce_period_s",
+        "record_ttl_s",
     ),
     "recovery": ("snapshot_rounds_max",),
     "checkpoint": ("every_rounds",),
@@ -61,6 +64,8 @@ TABLE_OF = {key: table for table, keys in FIELDS.items() for key in keys}
 SLOTS_MAX = 256  # guess
 WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
 HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
+ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
+RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,17 +383,20 @@ def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
 
 def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> Manifest:
     """`manifest` with slots, windows and a largest batch for the `needed` samples in flight, the last at most the
-    critical batch."""
+    critical batch; and records as rare as so many `nodes` want them."""
     pipeline = manifest.pipeline
     inner = manifest.inner
     limits = manifest.limits
-    if pipeline.stages == 1:
-        return with_values(manifest, inner_batch_max=0)
     replicas = max(1, nodes // pipeline.stages)
+    period_s = max(limits.announce_period_s, float(round(ANNOUNCE_S_PER_REPLICA * replicas)))
+    ttl_s = max(limits.record_ttl_s, RECORD_PERIODS * period_s)
+    made = with_values(manifest, announce_period_s=period_s, record_ttl_s=ttl_s)
+    if pipeline.stages == 1:
+        return with_values(made, inner_batch_max=0)
     most = min(critical_batch(tokens) / manifest.model.context, needed)
     slots = min(SLOTS_MAX, 1 << math.ceil(math.log2(max(1.0, needed / replicas / inner.microbatch))))
     return with_values(
-        manifest,
+        made,
         inner_batch_max=int(most) if most > inner.inner_batch else 0,
         in_flight_max=max(limits.in_flight_max, slots),
         window_max=max(pipeline.window_max, slots),

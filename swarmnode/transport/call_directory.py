@@ -3,10 +3,7 @@
 A node's record goes to the holders of its place: the meeting points, and the members whose digest comes first, which
 all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks two holders
 and a member for the records that are new here (RecordsRequest); a refresh asks one member, now and then a holder
-instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). A node reads all records
-of the place that it is at, and of a large other one those of CROWD_MAX members, which it chooses at random; it hears
-how many there are. Holders give CROWD_MAX unknown ones at a time: five nodes would else give a thousand newcomers all
-that they read, and gave 1.3 Mbit/s (measured). All values are verified
+instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). All values are verified
 SignedRecords. Crashed nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less
 than was asked for instead of failing. transport/directory.py adds a DHT, which chooses the holders instead.
 """
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from statistics import median_low
 from typing import Any, Self
 
@@ -23,24 +20,13 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, machine_of, seeded, short
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
-from swarmnode.membership.peer_table import CROWD_MAX
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of
 from swarmnode.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contact, Contacts, whom_to_try
 from swarmnode.transport.path_check import knock
-from swarmnode.transport.record_book import (
-    FRESH,
-    HOLDERS,
-    HOLDERS_ASKED,
-    NEWS_MAX,
-    PLACE_MAX,
-    RPC_TIMEOUT_S,
-    KnownRecord,
-    RecordBook,
-    mark_of,
-)
+from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
@@ -50,7 +36,6 @@ JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a
 JOIN_DELAY_S = 0.3
 TOLD_EVERY = round(AGAIN_S / RETRY_FIXED_S)  # failures with a bootstrap for one event: derived, an event a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
-SIZES_MAX = 5  # derived: two liars do not move the median
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
 
@@ -91,9 +76,6 @@ class CallDirectory:
         self._unix_s = unix_s
         self.prefer(lambda peer: False, lambda: False)
         self._own: wire.SignedRecord | None = None  # our last record
-        self._at: dict[int, int] = {}  # places of this machine: when its record there expires, Unix ms
-        self._reads_all = True  # of each place, where this node does not take part
-        self._sizes: dict[int, dict[PeerId, int]] = {}  # of a place, as those said that were asked last
         self._totals = Remembered[PeerId, int]()  # samples of the run by each peer's record
         self._mute = Remembered[PeerId, float]()  # peers that do not answer RecordsRequest, until when
         self._reached = Remembered[PeerId, float]()  # peers that answered or asked us, and when
@@ -153,18 +135,11 @@ class CallDirectory:
             self._totals[peer] = record.progress.total
             self.contacts.trained(self._run_id, median_low(self._totals.values()))
 
-    def prefer(
-        self,
-        works: Callable[[PeerId], bool],
-        doubtful: Callable[[], bool],
-        order: Callable[[PeerId], int] | None = None,
-    ) -> None:
+    def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
         """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
-        are `doubtful`. Of large places where this machine is not itself, read only those that come first in `order`,
-        this node's own order of all peers; None: all."""
+        are `doubtful`."""
         me = self._transport.peer_id
-        self._reads_all = order is None
-        self._book.prefer(lambda peer: machine_of(peer) == me or works(peer), doubtful, order)
+        self._book.prefer(lambda peer: machine_of(peer) == me or works(peer), doubtful)
 
     async def close(self) -> None:
         """Look for nobody any more."""
@@ -181,7 +156,6 @@ class CallDirectory:
         own = check_record(record, run_id=self._run_id)
         if own.peer_id == self._transport.peer_id:
             self._own = record
-        self._at[own.stage] = own.expires_unix_ms
         stored = list[bool | None]()
         if not self._book.take(own.stage, record, self._unix_s()):
             return False
@@ -220,39 +194,8 @@ class CallDirectory:
                 await ask(place)
         except self._faults:
             self._event("directory.failed", "warning", reason="nobody answers a look-up", stage=place)
-        known = self._kept(place)
+        known = self._book.known(place, self._unix_s())
         return [known[peer].signed for peer in sorted(known)]
-
-    async def lookup_peer(self, stage: int, peer: PeerId) -> list[wire.SignedRecord]:
-        known = self._book.known(stage, self._unix_s()).get(peer)
-        request = call_pb2.RecordsRequest(
-            place=stage,
-            peers=[mark_of(peer)],
-            expires_unix_ms=[0 if known is None else known.expires_unix_ms],
-            most=0,
-        )
-        with contextlib.suppress(*self._faults):
-            async with asyncio.timeout(SMALL_CALL_S):
-                holders = self._speaking(await self._holders(stage))
-                asked = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
-                for answer in await asyncio.gather(*(self._ask(holder, request) for holder in asked)):
-                    self._book.take_all(stage, () if answer is None else answer.records, self._unix_s())
-        newest = self._book.known(stage, self._unix_s()).get(peer)
-        return [] if newest is None else [newest.signed]
-
-    def size(self, stage: int) -> int:
-        told = self._sizes.get(stage, {})
-        here = len(self._book.known(stage, self._unix_s()))
-        return here if self._whole(stage) or not told else max(here, median_low(told.values()))
-
-    def _whole(self, place: int) -> bool:
-        """Whether this node reads all records of `place`."""
-        return self._reads_all or self._at.get(place, 0) > self._unix_s() * 1000.0
-
-    def _kept(self, place: int) -> Mapping[PeerId, KnownRecord]:
-        """The records of `place` that this node goes on reading."""
-        now_s = self._unix_s()
-        return self._book.known(place, now_s) if self._whole(place) else self._book.some(place, now_s, CROWD_MAX)
 
     async def _look(self, place: int) -> None:
         """Learn what HOLDERS_ASKED holders and a member know."""
@@ -260,16 +203,16 @@ class CallDirectory:
         chosen = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
         members = [peer for peer in self._members(place) if peer not in chosen]
         chosen += self._chance.sample(members, min(1, len(members)))
-        if not any(await asyncio.gather(*(self._learn(peer, place, peer in holders, len(chosen)) for peer in chosen))):
+        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in chosen))):
             self._forget(place)
             await self._search(place)
 
     async def _ask_one(self, place: int) -> None:
         """Learn what one member knows, or with the chance of one of HOLDERS among the members a holder."""
         members = self._members(place)
-        if holding := self._chance.random() * len(members) < HOLDERS:
+        if self._chance.random() * len(members) < HOLDERS:
             members = self._speaking(await self._holders(place))
-        if not members or not await self._learn(self._chance.choice(members), place, holding):
+        if not members or not await self._learn(self._chance.choice(members), place):
             await self._look(place)
 
     def _members(self, place: int) -> list[PeerId]:
@@ -296,36 +239,22 @@ class CallDirectory:
         self._reached[peer] = loop.time()
         return answer.header.records
 
-    async def _learn(self, peer: PeerId, place: int, holding: bool = False, askers: int = 1) -> bool:
-        """Take the records of `place` that `peer` has and this node lacks; whether it answered. `holding`: it is a
-        holder, whom all ask. `askers`: so many are asked at once."""
+    async def _learn(self, peer: PeerId, place: int) -> bool:
+        """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
         for _ in range(PLACE_MAX // NEWS_MAX):
-            known = self._kept(place).values()
+            known = self._book.known(place, self._unix_s()).values()
             request = call_pb2.RecordsRequest(
                 place=place,
                 peers=[one.mark for one in known],
                 expires_unix_ms=[one.expires_unix_ms for one in known],
             )
-            if not self._whole(place):
-                request.most = max(FRESH, -(-(CROWD_MAX - len(known)) // askers))
-            elif holding:
-                request.most = CROWD_MAX
             if (answer := await self._ask(peer, request)) is None:
                 return False
-            self._hear_size(peer, place, answer.size)
             news = answer.records
             taken = self._book.take_all(place, news, self._unix_s())
             if len(news) < NEWS_MAX or not taken:
                 break
         return True
-
-    def _hear_size(self, peer: PeerId, place: int, size: int) -> None:
-        """Note how many members `place` has by the word of `peer`. The median of SIZES_MAX peers counts."""
-        told = self._sizes.setdefault(place, {})
-        told.pop(peer, None)
-        told[peer] = size
-        if len(told) > SIZES_MAX:
-            del told[next(iter(told))]
 
     async def _answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "records"."""
@@ -339,9 +268,7 @@ class CallDirectory:
         reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
         had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
         if not request.announces:
-            most = request.most if request.HasField("most") else NEWS_MAX
-            reply.records.extend(self._book.news(request.place, had, now_s, most, self._chance))
-            reply.size = self.size(request.place)
+            reply.records.extend(self._book.news(request.place, had, now_s))
         return Answer(call_pb2.Reply(records=reply))
 
     async def _holders(self, place: int) -> list[PeerId]:

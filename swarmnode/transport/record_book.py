@@ -8,7 +8,6 @@ are shown, those known for longest: neither this node nor those that ask it work
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +27,6 @@ HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
 NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machines of one run is larger
 STRANGERS_MAX = CROWD_MAX
-FRESH = 8  # guess: members new here that a look brings of a crowd, of which the first in our order are kept
 CHECKS_PER_S = 100.0  # derived: 1.4 % of a core
 CHECKS_BURST = 4096.0  # derived: the first picture of PLACE_MAX nodes
 NEWS_MAX = 256  # derived: records of one answer, at most 330 kB, a third of what a header may have
@@ -65,19 +63,11 @@ class RecordBook:
         """Whether a peer was seen at work here."""
         self.doubtful: Callable[[], bool] = lambda: False
         """Whether most strangers that were tried did nothing."""
-        self.order: Callable[[PeerId], int] = lambda peer: 0
-        """This node's own order of all peers."""
 
-    def prefer(
-        self,
-        works: Callable[[PeerId], bool],
-        doubtful: Callable[[], bool],
-        order: Callable[[PeerId], int] | None = None,
-    ) -> None:
-        """Set who works, when strangers are doubtful, and this node's order of all peers."""
+    def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
+        """Set who works and when strangers are doubtful."""
         self.works = works
         self.doubtful = doubtful
-        self.order = order or self.order
 
     @property
     def places(self) -> int:
@@ -133,27 +123,10 @@ class RecordBook:
         shown = strangers[: STRANGERS_MAX if self.doubtful() else None]
         return at_work | {peer: here[peer] for peer in shown}
 
-    def some(self, place: int, now_s: float, most: int) -> dict[PeerId, KnownRecord]:
-        """At most `most` of `known`: up to half are of those seen at work, the others come first in its order."""
-        known = self.known(place, now_s)
-        if len(known) <= most:
-            return known
-        stay = [peer for peer in known if self.works(peer)][: most // 2]
-        others = sorted(known.keys() - {*stay}, key=self.order)
-        return {peer: known[peer] for peer in [*stay, *others[: most - len(stay)]]}
-
-    def news(
-        self, place: int, had: Mapping[int, int], now_s: float, most: int = NEWS_MAX, rng: random.Random | None = None
-    ) -> list[wire.SignedRecord]:
-        """At most NEWS_MAX records that a reader lacks who `had` for each mark one that expires at that time (ms). Of
-        peers without a mark there at most `most`, drawn with `rng`, those seen at work here first."""
-        known = self.known(place, now_s)
-        named = [one.signed for one in known.values() if had.get(one.mark, one.expires_unix_ms) < one.expires_unix_ms]
-        unnamed = [peer for peer, one in known.items() if one.mark not in had]
-        if rng is not None and len(unnamed) > most:
-            rng.shuffle(unnamed)
-            unnamed.sort(key=lambda peer: not self.works(peer))
-        return [*named, *(known[peer].signed for peer in unnamed[:most])][:NEWS_MAX]
+    def news(self, place: int, had: Mapping[int, int], now_s: float) -> list[wire.SignedRecord]:
+        """At most NEWS_MAX records that a reader lacks who `had` for each mark one that expires at that time (ms)."""
+        known = self.known(place, now_s).values()
+        return [one.signed for one in known if one.expires_unix_ms > had.get(one.mark, 0)][:NEWS_MAX]
 
     def take_all(self, place: int, records: Iterable[wire.SignedRecord], now_s: float) -> int:
         """`take` each of the `records`; the number that are kept."""

@@ -28,8 +28,7 @@ IDLE_S = 180.0  # guess: some dozen announce periods; the caller closes an unuse
 HEADER_TIMEOUT_S = HEADER_BYTES_MAX / SLOWEST_BYTES_PER_S
 STRANGER_TIMEOUT_S = 2.0 * SMALL_CALL_S  # time for a peer to show its pass
 TURN_S = PING_TIMEOUT_S / 2.0  # so that a ping may be one of the calls that wait
-# derived: a feeder's calls in flight, and as many warm streams
-STREAMS_PER_PEER_MAX: int = 2 * PipelineSpec().window_max
+STREAMS_PER_PEER_MAX = 2 * PipelineSpec().window_max  # derived: a feeder's calls in flight, and as many warm streams
 # Concurrent calls of one peer. An honest peer makes one at a time and may repeat it; their tensors wait for our
 # boundary, or our uplink.
 AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1, "table": 1}

@@ -372,10 +372,10 @@ def test_a_fleet_that_waits_for_lines_gets_a_batch_slots_and_patience() -> None:
     assert rare.limits.exchange_timeout_s > RUN.limits.exchange_timeout_s
 
 
-def test_a_larger_swarm_notices_a_death_as_soon() -> None:
-    """Nodes stretch their records themselves (node/presence.py); silence is counted in announce periods."""
+def test_records_are_rarer_in_a_larger_swarm() -> None:
     few, many = (search(RUN, [card(count=count)], TOKENS).best.manifest.limits for count in (4, 400))
-    assert few.announce_period_s == many.announce_period_s == 2.0 and few.record_ttl_s == many.record_ttl_s
+    assert few.announce_period_s == 2.0 and many.announce_period_s >= 30.0
+    assert many.record_ttl_s >= 2 * many.announce_period_s
 
 
 def test_gradients_are_averaged_before_each_step_where_lines_carry_that() -> None:

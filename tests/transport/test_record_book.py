@@ -1,7 +1,5 @@
 """The book of records: a flood of keys costs a bounded number of signature checks and takes nobody's place."""
 
-import random
-
 import pytest
 
 from swarmnode.identity import Identity
@@ -76,36 +74,6 @@ def test_a_reader_gets_what_it_lacks() -> None:
         one.peer_id,
         other.peer_id,
     }
-
-
-def test_a_reader_of_a_crowd_gets_what_is_newer_of_those_it_names_and_a_few_others() -> None:
-    book = RecordBook(RUN, 1, 100.0)
-    known = keys(20)
-    assert book.take_all(0, [signed(one) for one in known], NOW) == 20
-    named = {mark_of(one.peer_id): book.known(0, NOW)[one.peer_id].expires_unix_ms for one in known[:8]}
-    newer = signed(known[0], ttl_s=70.0)
-    assert book.take(0, newer, NOW)
-    worker = known[-1].peer_id
-    book.works = lambda peer: peer == worker
-    drawn = set[str]()
-    for seed in range(40):
-        news = book.news(0, named, NOW, 3, random.Random(seed))
-        assert news[0] == newer and len(news) == 4
-        peers = {wire.Record.FromString(one.record).peer_id for one in news[1:]}
-        assert worker in peers and not peers & {one.peer_id for one in known[:8]}
-        drawn |= peers
-    assert len(drawn) == 12, "each of the others comes, by chance"
-    assert book.news(0, named, NOW, 0, random.Random(0)) == [newer]
-
-
-def test_of_a_crowd_a_node_keeps_those_at_work_and_the_first_of_its_own_order() -> None:
-    book = RecordBook(RUN, 1, 100.0)
-    known = sorted(one.peer_id for one in keys(20))
-    assert book.take_all(0, [signed(one) for one in keys(20)], NOW) == 20
-    book.prefer(lambda peer: peer in known[-6:], lambda: False, known.index)
-    at_work = [peer for peer in book.known(0, NOW) if peer in known[-6:]]
-    assert set(book.some(0, NOW, 8)) == {*known[:4], *at_work[:4]}
-    assert len(book.some(0, NOW, 20)) == 20
 
 
 def test_a_flood_of_keys_costs_a_bounded_number_of_checks(checked: list[wire.SignedRecord]) -> None:
