@@ -75,7 +75,7 @@ class RunHistory:
         rows = [empty | dict(zip(COLUMNS, point, strict=True)) for point in self.points]
         for samples, time_s, loss in self.validations:
             rows.append(empty | {"time_s": time_s, "samples": samples, "loss_validation": loss})
-        rows.sort(key=lambda row: row["time_s"])
+        rows.sort(key=lambda row: (round(row["time_s"], 1), row["loss_validation"] is not None))  # a page has tenths
         rows = [row | {"tokens": row["samples"] * self.context if self.context else None} for row in rows]
         known = {key for row in rows for key, value in row.items() if value is not None}
         return [{key: value for key, value in row.items() if key in known} for row in rows]

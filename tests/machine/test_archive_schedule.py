@@ -44,8 +44,9 @@ class Scheduled(Archive):
         sources: Any = SimpleNamespace(trains=trains, clock=clock, scratch=Path("none"))
         nothing: Any = None
         manifest: Any = SimpleNamespace(pipeline=SimpleNamespace(stages=1))
+        origin: Any = SimpleNamespace(run_id="run")
         plan = ArchivePlan(Path("none"), every_s, 2)
-        super().__init__(manifest, nothing, plan, sources, nothing, nothing, nothing)
+        super().__init__(manifest, origin, plan, sources, nothing, nothing, nothing)
         for round_index, age_s in enumerate(sorted(kept, reverse=True)):
             self._add(round_index, NOON_S - age_s)
 

@@ -15,9 +15,10 @@ BOUND_S = 240.0  # for one condition, on a machine that others load
 POLL_S = 0.25  # each look costs a node and the test some milliseconds
 # All that a node says on stderr: nothing of asyncio, of gRPC, of Go's dials (tests/conftest.py looks at all logs).
 OURS = re.compile(
-    r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage (?:\d+|none)|stages \d+ to|"
-    r"none of \d+:|archive of|thank you:?|looking for|others join with|swarmnode:|this machine|no archive is|"
-    r"--data-root:|the run keeps|one node each on) .*|.* holds a secret and others could read it .*|"
+    r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage (?:\d+|none)|"
+    r"stages [\d, -]*\d (?:to|of)|none of \d+:|archive of|thank you:?|looking for|others join with|swarmnode:|"
+    r"this machine|no archive is|--data-root:|the run keeps|one node each on) .*|"
+    r".* holds a secret and others could read it .*|"
     r"a meeting point .*|"
     r"(loading|opening|checking|looking|asking|trying|measuring|making|choosing|estimating|simulating)( .*)? \.\.\."
 )
