@@ -39,6 +39,12 @@ TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_L
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
 
+def surely_ahead_s(theirs_s: float, asked_s: float, heard_s: float) -> float:
+    """Seconds that a clock is at least ahead of ours (negative: behind) which showed `theirs_s` at a time between
+    `asked_s` and `heard_s` of ours. 0: it may be right, as on a busy machine that took seconds to hear the answer."""
+    return max(0.0, theirs_s - heard_s) + min(0.0, theirs_s - asked_s)
+
+
 async def claimed_by(transport: StreamTransport, peer: PeerId) -> int | None:
     """Samples that the run has trained as `peer` knows; None if it does not answer."""
     try:
@@ -307,7 +313,7 @@ class CallDirectory:
         answer = await self._ask(peer, call_pb2.RecordsRequest(announces=True))
         if answer is None or not answer.unix_ms:
             return None
-        return answer.unix_ms / 1000.0 - (begun + self._unix_s()) / 2.0
+        return surely_ahead_s(answer.unix_ms / 1000.0, begun, self._unix_s())
 
     # Membership.
 

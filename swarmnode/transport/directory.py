@@ -29,7 +29,7 @@ from swarmnode.errors import LocalFault, RemoteFault, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.record import SIGNED_BYTES_MAX
-from swarmnode.transport.call_directory import CallDirectory
+from swarmnode.transport.call_directory import CallDirectory, surely_ahead_s
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.record_book import HOLDERS, NEAR_S, RPC_TIMEOUT_S, RecordBook
 from swarmnode.wire import record_pb2 as wire
@@ -133,7 +133,7 @@ class DhtDirectory(CallDirectory):
             dht_time = (await stub.rpc_ping(dht_pb2.PingRequest(), timeout=RPC_TIMEOUT_S)).dht_time
         except Exception:  # noqa: BLE001  hivemind's stubs raise many kinds, and a silent peer has no say
             return None
-        ahead_s = dht_time - (begun + self._unix_s()) / 2.0
+        ahead_s = surely_ahead_s(dht_time, begun, self._unix_s())
         return ahead_s if dht_time and math.isfinite(ahead_s) else None
 
     async def _look_around(self) -> None:

@@ -7,6 +7,7 @@ from hivemind.utils import timed_storage
 
 from swarmnode.daemon.clock import STEP_S, SystemClock, judge, watch_clock
 from swarmnode.transport import hivemind_patches
+from swarmnode.transport.call_directory import surely_ahead_s
 from tests.support.fake_telemetry import Quiet
 
 WENT_BACK = "went back 3600 s"
@@ -78,3 +79,12 @@ def test_the_directory_lives_by_the_nodes_clock() -> None:
         assert not storage.store("late", 1, 4.0)
     finally:
         hivemind_patches.keep_time(kept)
+
+
+@pytest.mark.parametrize(
+    ("theirs_s", "ahead_s"),
+    [(100.0, 0.0), (108.0, 0.0), (104.0, 0.0), (111.5, 3.5), (95.5, -4.5)],
+)
+def test_an_answer_that_took_long_proves_no_wrong_clock(theirs_s: float, ahead_s: float) -> None:
+    """A loaded machine heard an answer after eight seconds, and said that its clock was four seconds ahead."""
+    assert surely_ahead_s(theirs_s, 100.0, 108.0) == ahead_s
