@@ -26,7 +26,7 @@ from swarmnode.data.base_index import (
     parse_base,
 )
 from swarmnode.data.index import CHUNK_NBYTES
-from swarmnode.data.lfs_pointer import refuse_pointer
+from swarmnode.data.lfs_pointer import LFS_POINTER, refuse_pointer
 from swarmnode.errors import DataError
 
 SINGLE_FILE = "model.safetensors"
@@ -129,9 +129,9 @@ def _header(files: ModelFiles, name: str) -> dict[str, StoredTensor]:
     begin = files.read(name, 0, 8)
     if len(begin) < 8:
         raise DataError(f"{name}: {len(begin)} bytes long; this is no safetensors file")
-    refuse_pointer(begin, name)
     nbytes = int.from_bytes(begin, "little")
     if not 2 <= nbytes <= HEADER_NBYTES_MAX:
+        refuse_pointer(files.read(name, 0, len(LFS_POINTER)), name)
         raise DataError(f"{name}: a header of {nbytes} bytes; this is no safetensors file")
     raw = files.read(name, 8, nbytes)
     if len(raw) < nbytes:

@@ -31,8 +31,8 @@ from swarmnode.data.document_row import (
     read_jsonl,
     shown,
 )
-from swarmnode.data.input_folder import files_below, is_hub_folder, refuse_table
-from swarmnode.data.lfs_pointer import LFS_POINTER, refuse_pointer
+from swarmnode.data.input_folder import PARQUET, files_below, is_hub_folder, refuse_table
+from swarmnode.data.lfs_pointer import refuse_pointer
 from swarmnode.data.source import cut_lines
 from swarmnode.errors import DataError, cause_of
 
@@ -43,7 +43,6 @@ READ_BYTES = 1 << 20
 HUB = "hf:"
 PRIVATE_KEYS = ("owner.key", "node.key")  # of runs and nodes: never text, whatever folder they lie in
 
-PARQUET = b"PAR1"
 COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bz2",
@@ -214,8 +213,7 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
     text = codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
     if NO_TEXT.match(text):
         return None
-    if len(head) > len(LFS_POINTER):
-        refuse_pointer(head, shown(path))
+    refuse_pointer(head, shown(path))
     kind = KINDS.get(os.path.splitext(name)[1], "text")
     return FileForm(_json_kind(text, reading, kind) if kind in ("text", "json") else kind, compression, encoding)
 

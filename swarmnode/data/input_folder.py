@@ -28,6 +28,7 @@ CARD_NBYTES_MAX = 64 << 10
 CARD_KEYS = re.compile(r"^(configs|dataset_info|task_categories|size_categories|source_datasets|viewer):", re.MULTILINE)
 """Keys in the front matter of a data set's card (huggingface.co/docs/hub/datasets-cards). Other programs' pages have
 front matter, too."""
+PARQUET = b"PAR1"
 PARQUET_SUMMARIES = ("_metadata", "_common_metadata")
 """Footers of a folder's other Parquet files, without rows (parquet.apache.org; fastparquet and Dask write them)."""
 DONE_MARK = "_SUCCESS"  # an empty file that Hadoop's committer leaves
@@ -58,7 +59,8 @@ def files_below(root: Path, split: str) -> Iterator[Path]:
             continue
         if SAVED_SET in files and SAVED_STATE in files:
             files = _saved_rows(Path(here))
-        yield from (Path(here) / name for name in files if not name.startswith(".") and name not in _marks(here, files))
+        marks = _marks(here, files)
+        yield from (Path(here) / name for name in files if not name.startswith(".") and name not in marks)
 
 
 def table_of(folder: Path) -> str:
@@ -120,7 +122,7 @@ def _marks(here: str, files: Sequence[str]) -> set[str]:
 
 def _is_parquet(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+        return file.read(len(PARQUET)) == PARQUET
 
 
 def _saved_rows(folder: Path) -> list[str]:

@@ -8,6 +8,6 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its first line begi
 
 
 def refuse_pointer(head: bytes, name: str) -> None:
-    """Raises DataError if `head`, the first bytes of the file `name`, begins a pointer. 8 bytes are enough."""
-    if head and head.startswith(LFS_POINTER[: len(head)]) and len(head) >= 8:
+    """Raises DataError if `head`, the first bytes of the file `name`, begins a pointer."""
+    if head.startswith(LFS_POINTER):
         raise DataError(f"{name} is a pointer of Git LFS, not the file: `git lfs pull` in its folder fetches it")

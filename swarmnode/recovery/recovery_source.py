@@ -70,6 +70,8 @@ ORDER = (
 """The order of sources: a replica that serves, copies (the latest round first, and at one round this machine's own,
 which cost no link), the owner's archive, then what makes a state anew."""
 
+RANKS = {kind: (tier, at) for tier, kinds in enumerate(ORDER) for at, kind in enumerate(kinds)}
+
 COPIES = {
     RecoverySource.OWN: "in this replica",
     RecoverySource.DISK: "on this disk",
@@ -107,10 +109,9 @@ class StateSource:
 
 def best_first(sources: Iterable[StateSource]) -> list[StateSource]:
     """`sources` in ORDER. Of one kind and round the first given stays first."""
-    rank = {kind: (tier, at) for tier, kinds in enumerate(ORDER) for at, kind in enumerate(kinds)}
 
     def key(source: StateSource) -> tuple[int, float, int]:
-        tier, at = rank[source.kind]
+        tier, at = RANKS[source.kind]
         return tier, -source.round, at
 
     return sorted(sources, key=key)
