@@ -88,7 +88,28 @@ def part(many: int = 1, why: str = "checked field by field") -> Bound:
     return Bound(0, 0, MESSAGE, why, many)
 
 
-Check = Callable[[Message], None]
+KEY_CHARACTERS_MAX = 128  # guess: a metric's name with its labels
+
+Tidy = Callable[[Message, Any], None]
+"""Puts the value of a message's field right."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldCheck:
+    """The check of one field, `where`, by its `bound`, which is refused out of range. `tidy` does all for fields that
+    are put right instead. `sized`: of each value the length counts, of `text` that it is printable, too."""
+
+    where: str
+    bound: Bound
+    least: float
+    most: float
+    many: int
+    repeated: bool
+    nested: bool
+    sized: bool
+    text: bool
+    step: bool
+    tidy: Tidy | None
 
 
 class Bounds:
@@ -96,7 +117,7 @@ class Bounds:
 
     def __init__(self, table: Mapping[str, Bound]) -> None:
         self.table = table
-        self._checks: dict[str, dict[str, Callable[[Message, Any], None]]] = {}
+        self._checks: dict[str, dict[str, FieldCheck]] = {}
 
     def check(self, message: Message) -> None:
         """Raises RemoteFault that names the field, its value and its range, unless every set field of `message` is in
@@ -110,60 +131,75 @@ class Bounds:
         if checks is None:
             checks = self._checks[descriptor.full_name] = self._made(descriptor)
         for field, value in message.ListFields():
-            checks[field.name](message, value)
+            rule = checks[field.name]
+            if rule.tidy is not None:
+                rule.tidy(message, value)
+                continue
+            if rule.repeated and len(value) > rule.many:
+                raise _too_many(rule.where, rule.bound, value)
+            for one in value if rule.repeated else (value,):
+                if rule.nested:
+                    self.check(one)
+                    continue
+                size = len(one) if rule.sized else one
+                holds = rule.least <= size <= rule.most  # NaN is in no range
+                if not holds or (rule.text and not one.isprintable()) or (rule.step and one & (one - 1)):
+                    raise _fault(rule.where, one, "", rule.bound.allowed())
 
-    def _made(self, descriptor: Descriptor) -> dict[str, Callable[[Message, Any], None]]:
+    def _made(self, descriptor: Descriptor) -> dict[str, FieldCheck]:
         return {field.name: self._of(descriptor, field) for field in descriptor.fields}
 
-    def _of(self, descriptor: Descriptor, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+    def _of(self, descriptor: Descriptor, field: FieldDescriptor) -> FieldCheck:
         where = f"{descriptor.name}.{field.name}"
         bound = self.table[where]
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            return self._of_map(where, bound, field)
-        if field.message_type is not None:
-            return self._of_messages(where, bound) if _repeated(field) else (lambda _, value: self.check(value))
-        if bound.cleaned:
-            return _cleaning(bound, field) if field.type == FieldDescriptor.TYPE_STRING else _clearing(bound, field)
-        if field.enum_type is not None:
-            return _of_choice(bound, field, frozenset(field.enum_type.values_by_number))
-        return _of_many(where, bound) if _repeated(field) else _of_one(where, bound)
-
-    def _of_messages(self, where: str, bound: Bound) -> Callable[[Message, Any], None]:
-        def check(_: Message, values: Any) -> None:
-            _count(where, bound, values)
-            for value in values:
-                self.check(value)
-
-        return check
-
-    def _of_map(self, where: str, bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
-        entry: Any = field.message_type
-        inner = entry.fields_by_name["value"]
-        text = inner.type == FieldDescriptor.TYPE_STRING
-
-        def check(_: Message, values: Any) -> None:
-            _count(where, bound, values)
-            for key, value in list(values.items()):
-                if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-                    raise _fault(where, key, "a printable key of", f"{KEY_CHARACTERS_MAX} characters at most")
-                if text:
-                    values[key] = printable(value, int(bound.most))
-                elif not bound.holds(value):
-                    del values[key]
-
-        return check
+        text = field.type == FieldDescriptor.TYPE_STRING
+        return FieldCheck(
+            where,
+            bound,
+            bound.least,
+            bound.most,
+            bound.many,
+            repeated=bool(field.is_repeated),
+            nested=field.message_type is not None,
+            sized=text or field.type == FieldDescriptor.TYPE_BYTES,
+            text=text,
+            step=bool(bound.step),
+            tidy=_tidy(where, bound, field),
+        )
 
 
-KEY_CHARACTERS_MAX = 128  # guess: a metric's name with its labels
+def _tidy(where: str, bound: Bound, field: FieldDescriptor) -> Tidy | None:
+    """What puts a value of `field` right; None for fields that are refused out of range."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _of_map(where, bound, field)
+    if bound.cleaned:
+        return _cleaning(bound, field) if field.type == FieldDescriptor.TYPE_STRING else _clearing(bound, field)
+    if field.enum_type is not None:
+        return _of_choice(bound, field, frozenset(field.enum_type.values_by_number))
+    return None
 
 
-def _repeated(field: FieldDescriptor) -> bool:
-    return bool(field.is_repeated)
+def _of_map(where: str, bound: Bound, field: FieldDescriptor) -> Tidy:
+    entry: Any = field.message_type
+    inner = entry.fields_by_name["value"]
+    text = inner.type == FieldDescriptor.TYPE_STRING
+
+    def check(_: Message, values: Any) -> None:
+        if len(values) > bound.many:
+            raise _too_many(where, bound, values)
+        for key, value in list(values.items()):
+            if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+                raise _fault(where, key, "a printable key of", f"{KEY_CHARACTERS_MAX} characters at most")
+            if text:
+                values[key] = printable(value, int(bound.most))
+            elif not bound.holds(value):
+                del values[key]
+
+    return check
 
 
-def _count(where: str, bound: Bound, values: Any) -> None:
-    if len(values) > bound.many:
-        raise RemoteFault(f"{where} with {len(values)} entries; at most {bound.many}")
+def _too_many(where: str, bound: Bound, values: Any) -> RemoteFault:
+    return RemoteFault(f"{where} with {len(values)} entries; at most {bound.many}")
 
 
 def _fault(where: str, value: object, kind: str, allowed: str) -> RemoteFault:
@@ -174,32 +210,10 @@ def _fault(where: str, value: object, kind: str, allowed: str) -> RemoteFault:
     return RemoteFault(f"{where} {said}; expected {kind} {allowed}".replace("  ", " "))
 
 
-def _of_one(where: str, bound: Bound) -> Callable[[Message, Any], None]:
-    holds = bound.holds
-
-    def check(_: Message, value: Any) -> None:
-        if not holds(value):
-            raise _fault(where, value, "", bound.allowed())
-
-    return check
-
-
-def _of_many(where: str, bound: Bound) -> Callable[[Message, Any], None]:
-    holds = bound.holds
-
-    def check(_: Message, values: Any) -> None:
-        _count(where, bound, values)
-        for value in values:
-            if not holds(value):
-                raise _fault(where, value, "", bound.allowed())
-
-    return check
-
-
-def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> Callable[[Message, Any], None]:
+def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> Tidy:
     label = field.name
     other = bound.other
-    assert not _repeated(field), "no message here has several values of an enumeration in one field"
+    assert not field.is_repeated, "no message here has several values of an enumeration in one field"
 
     def check(message: Message, value: Any) -> None:
         if value not in known:
@@ -208,7 +222,7 @@ def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> C
     return check
 
 
-def _clearing(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+def _clearing(bound: Bound, field: FieldDescriptor) -> Tidy:
     holds = bound.holds
     label = field.name
 
@@ -219,12 +233,12 @@ def _clearing(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], 
     return check
 
 
-def _cleaning(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
+def _cleaning(bound: Bound, field: FieldDescriptor) -> Tidy:
     most = int(bound.most)
     label = field.name
 
     def clean(message: Message, value: Any) -> None:
-        if not _repeated(field):
+        if not field.is_repeated:
             setattr(message, label, printable(value, most))
             return
         del value[bound.many :]
