@@ -18,38 +18,29 @@ class EmaStart(enum.Enum):
 
 @dataclass(slots=True)
 class Ema:
-    """mean <- mean + w (value - mean), with w = `weight` but for the first values. `value` is 0 before the first."""
+    """mean <- mean + w (value - mean), with w = `weight` but for the first values. `value`, the mean, is 0 before the
+    first. Another thread that finds it `known` never sees half of a first `add`."""
 
     weight: float = 0.1  # of the newest value; SWARM's public code
     start: EmaStart = EmaStart.UNBIASED
     count: int = 0
+    value: float = 0.0
+    known: bool = False
     _sum: float = 0.0
     _weights: float = 0.0
 
     def add(self, value: float) -> None:
         """Take `value` in."""
         self.count += 1
-        self._take(value, self._next_weight())
-
-    @property
-    def known(self) -> bool:
-        """Whether there was any value. Another thread that reads this first never sees half of a first `add`."""
-        return self._weights > 0.0
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weights if self._weights > 0.0 else 0.0
-
-    def _next_weight(self) -> float:
-        if self.start is EmaStart.UNBIASED:
-            return self.weight
+        weight = self.weight
         if self.start is EmaStart.MEAN:
-            return max(self.weight, 1.0 / self.count)
-        return 1.0 if self.count == 1 else self.weight
-
-    def _take(self, value: float, weight: float) -> None:
+            weight = max(weight, 1.0 / self.count)
+        elif self.start is EmaStart.FIRST and self.count == 1:
+            weight = 1.0
         self._sum += weight * (value - self._sum)
         self._weights += weight * (1.0 - self._weights)
+        self.value = self._sum / self._weights
+        self.known = True
 
 
 @dataclass(slots=True)
@@ -59,7 +50,9 @@ class EmaMoments(Ema):
     start: EmaStart = EmaStart.MEAN
     variance: float = 0.0
 
-    def _take(self, value: float, weight: float) -> None:
+    def add(self, value: float) -> None:
+        """Take `value` in."""
         moved = value - self.value
+        weight = max(self.weight, 1.0 / (self.count + 1))
         self.variance = (1.0 - weight) * (self.variance + weight * moved * moved)
-        Ema._take(self, value, weight)
+        Ema.add(self, value)

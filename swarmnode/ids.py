@@ -81,6 +81,7 @@ def microbatch_id(feeder: PeerId, incarnation: int, serial: int) -> MicrobatchId
     return MicrobatchId(digest("microbatch", feeder, incarnation, serial)[:MICROBATCH_ID_BYTES])
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def part_id(machine: PeerId, stage: int) -> PeerId:
     """The peer id of the part of `machine` that serves `stage` beside the machine's own: `KEY:STAGE`. So a key is one
     member of each stage at most, and one more that is free to choose."""
@@ -102,6 +103,7 @@ def part_of(peer: PeerId) -> int | None:
     return int(stage) if stage.isascii() and stage.isdecimal() and len(stage) <= 3 and str(int(stage)) == stage else -1
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def stage_name(stage: int) -> str:
     """A stage as people read it, counted from 1. Files, wire, manifests, metrics and JSON count from 0."""
     return f"stage {stage + 1}"

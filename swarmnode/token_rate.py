@@ -5,43 +5,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from swarmnode.work import SampleCount, TokenCount
+from swarmnode.work import SampleCount
 
 RATE_SPAN_S = 30.0  # guess: some microbatches of a slow machine, and a report of each node
 LEAST_S = 1.0  # of a window that has just begun
 
 
-class TokenWindow:
-    """Tokens read over the last RATE_SPAN_S. Where nothing more is read it empties, and the speed is 0."""
+class TokenRate:
+    """Growth of a count of tokens per second over the last RATE_SPAN_S, from looks at the count. Work only counts; the
+    looks are made where the speed is shown."""
 
     def __init__(self) -> None:
-        self._read = deque[tuple[float, TokenCount]]()
-        self._sum = 0
-        self._began_s: float | None = None
+        self._looks = deque[tuple[float, int]]()
 
-    def begin(self, now_s: float) -> None:
-        """Watch from `now_s` on, if not before: what comes first is not work of no time."""
-        if self._began_s is None:
-            self._began_s = now_s
-
-    def add(self, now_s: float, tokens: TokenCount) -> None:
-        """Count tokens read until `now_s`."""
-        self.begin(now_s)
-        if tokens:
-            self._read.append((now_s, tokens))
-            self._sum += tokens
-        self._forget(now_s)
-
-    def per_second(self, now_s: float) -> float:
-        """Tokens read per second until `now_s`."""
-        self._forget(now_s)
-        if not self._sum or self._began_s is None:
-            return 0.0
-        return self._sum / max(LEAST_S, min(RATE_SPAN_S, now_s - self._began_s))
-
-    def _forget(self, now_s: float) -> None:
-        while self._read and self._read[0][0] < now_s - RATE_SPAN_S:
-            self._sum -= self._read.popleft()[1]
+    def look(self, now_s: float, tokens: int) -> float:
+        """Tokens per second until `now_s`, when the count is `tokens`; 0 at the first look. Where looks are rare, it is
+        the mean since the last one that is RATE_SPAN_S ago."""
+        looks = self._looks
+        looks.append((now_s, tokens))
+        while len(looks) > 2 and looks[1][0] <= now_s - RATE_SPAN_S:
+            looks.popleft()
+        began_s, before = looks[0]
+        return (tokens - before) / max(LEAST_S, now_s - began_s)
 
 
 class RunSpeed:
@@ -51,17 +36,16 @@ class RunSpeed:
     def __init__(self, context: int) -> None:
         """`context`: tokens of a sample."""
         self._context = context
-        self._window = TokenWindow()
+        self._rate = TokenRate()
+        self._tokens = 0
         self._known: dict[str, int] = {}
 
-    def look(self, now_s: float, feeders: Mapping[str, int], own: str, counted: SampleCount) -> None:
-        """Take in the samples of each feeder; of the `own` one those that it `counted` since the start of this node."""
+    def look(self, now_s: float, feeders: Mapping[str, int], own: str, counted: SampleCount) -> float:
+        """Tokens read per second until `now_s`, from the samples of each feeder; of the `own` one those that it
+        `counted` since the start of this node."""
         entries = {**feeders, own: counted}
         known = self._known if self._known else entries
         grown = sum(max(0, samples - known.get(feeder, samples)) for feeder, samples in entries.items())
-        self._window.add(now_s, TokenCount(grown * self._context))
+        self._tokens += grown * self._context
         self._known = entries
-
-    def per_second(self, now_s: float) -> float:
-        """Tokens read per second until `now_s`."""
-        return self._window.per_second(now_s)
+        return self._rate.look(now_s, self._tokens)

@@ -112,10 +112,10 @@ class WireTensor:
     data: memoryview | bytes | bytearray
     codec: str = "raw"
     watermark: ReadyWatermark | None = field(default=None, compare=False, repr=False)
+    nbytes: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def nbytes(self) -> int:
-        return memoryview(self.data).nbytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", memoryview(self.data).nbytes)
 
     @property
     def complete(self) -> bool:

@@ -213,7 +213,6 @@ class Backprop:
         self.budget: int | None = None
         self.scale = 1.0
         self._counted: set[int] = set()  # parameters whose gradient has been added in the pass in work, by id
-        counted = self._counted  # as in `watch`
         self.progress = GradientProgress(self._counted)
         self._module = module
         self._part = part
@@ -228,7 +227,7 @@ class Backprop:
         self.matrices: MatrixGradients | None = None  # where the input has a gradient, and each product is a module's
         model = memory.manifest.model
         if not part.has_embedding and not model.experts and architecture_of(model) is None:
-            self.matrices = MatrixGradients(module, lambda weight: counted.add(id(weight)))
+            self.matrices = MatrixGradients(module, self._counted)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 self.watch(parameter)
@@ -374,8 +373,10 @@ class Backprop:
         room = self.budget is None or self.memory.later_nbytes(graph.leaf.shape[0]) <= self.budget
         if self.input_first and whole and room and not self.progress.parameters:
             here = {id(weight) for weight in self._module.parameters()}
-            if all(id(product.weight) in here for product in graph.products):  # else of a version that was dropped
-                return {id(weight) for weight in self.matrices.leave(graph.products)}
+            later = {id(product.weight) for product in graph.products}
+            if later <= here:  # else of a version that was dropped
+                self.matrices.leave(graph.products)
+                return later
         graph.products.clear()
         return set()
 
@@ -396,9 +397,8 @@ class Backprop:
             inputs = None
             later = self._left_for_later(graph, whole)
             if progress.parameters or later:
-                trained = (one for one in self._module.parameters() if one.requires_grad)
                 done = progress.parameters | later
-                left = [one for one in trained if id(one) not in done]
+                left = [one for one in self._module.parameters() if one.requires_grad and id(one) not in done]
                 inputs = [*left, leaf] if leaf.requires_grad else left
             if output.requires_grad and inputs != []:
                 torch.autograd.backward(output, dy, inputs=inputs)

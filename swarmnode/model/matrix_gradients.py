@@ -13,9 +13,8 @@ first pass. From the first pass to the end, dL/dy of each product is in memory b
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +46,14 @@ class MatrixProduct:
 class MatrixGradients:
     """The matrix products of `module` in its forwards, and those whose gradients are left to be added."""
 
-    def __init__(self, module: nn.Module, added: Callable[[Tensor], None]) -> None:
-        """`added` is called with each weight whose gradient was added here."""
+    def __init__(self, module: nn.Module, added: set[int]) -> None:
+        """`added` gets the id of each weight whose gradient was added here."""
         self._added = added
         self._noting: list[MatrixProduct] | None = None
         self._left: deque[MatrixProduct] = deque()
         for part in module.modules():
             if type(part) is nn.Linear:
-                part.register_forward_hook(partial(_note, self))
+                part.register_forward_hook(self.note)
 
     def noted(self, work: Callable[[], Tensor]) -> tuple[Tensor, list[MatrixProduct]]:
         """(the value of the forward `work`, its products by a matrix of their own)."""
@@ -64,21 +63,22 @@ class MatrixGradients:
             value = work()
         finally:
             self._noting = None
-        uses = Counter(id(product.weight) for product in products)
+        uses = Counter([id(product.weight) for product in products])
         return value, [product for product in products if uses[id(product.weight)] == 1]
 
-    def note(self, weight: Tensor, x: Tensor, y: Tensor) -> None:
-        """The module under way has made `y` of `x`."""
+    def note(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
+        """Hook of a linear `module`, which has made `y` of the input `given`."""
+        assert isinstance(module, nn.Linear)
+        weight = module.weight
         if self._noting is not None and y.requires_grad and weight.requires_grad:
-            self._noting.append(product := MatrixProduct(weight, x.detach()))
+            self._noting.append(product := MatrixProduct(weight, given[0].detach()))
             y.register_hook(product.see)  # type: ignore[no-untyped-call]
 
-    def leave(self, products: list[MatrixProduct]) -> Iterator[Tensor]:
-        """The weights of `products`, whose gradients the next backward must not make; `add` makes them later."""
+    def leave(self, products: list[MatrixProduct]) -> None:
+        """The next backward does not make the gradients of these `products`; `add` makes them later."""
         for product in products:
             product.wanted = True
-            self._left.append(product)
-            yield product.weight
+        self._left.extend(products)
 
     def add(self) -> None:
         """Add what is left, one product after the other: where memory runs out, call it again for the rest."""
@@ -86,14 +86,9 @@ class MatrixGradients:
             product = self._left[0]
             if product.gradient is not None:  # None: nothing of the loss depends on it
                 product.add()
-                self._added(product.weight)
+                self._added.add(id(product.weight))
             self._left.popleft()
 
     def drop(self) -> None:
         """Forget what is left."""
         self._left.clear()
-
-
-def _note(gradients: MatrixGradients, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
-    assert isinstance(module, nn.Linear)
-    gradients.note(module.weight, given[0], y)

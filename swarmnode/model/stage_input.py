@@ -6,7 +6,7 @@ how many targets count, and a replica that recomputes the hop with the same tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,10 +32,15 @@ class StageInput:
     counted: int
     tokens: Tensor | None = None
     documents: Documents | None = None
+    samples: int = field(init=False)
+    nbytes: int = field(init=False)
 
-    @property
-    def samples(self) -> int:
-        return self.x.shape[0]
+    def __post_init__(self) -> None:
+        nbytes = self.x.nbytes
+        nbytes += 0 if self.tokens is None else self.tokens.nbytes
+        nbytes += 0 if self.documents is None else self.documents.nbytes
+        object.__setattr__(self, "samples", self.x.shape[0])
+        object.__setattr__(self, "nbytes", nbytes)
 
     @property
     def filled(self) -> float | None:
@@ -47,10 +52,6 @@ class StageInput:
         tokens = None if self.tokens is None else self.tokens[first:last]
         documents = None if self.documents is None else self.documents.part(first, last)
         return StageInput(self.x[first:last], 0, tokens, documents)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.x, self.tokens, self.documents) if part is not None)
 
 
 def read_input(

@@ -50,7 +50,7 @@ def decode(wire: WireTensor) -> Tensor:
     if wire.codec not in ("", "raw"):
         raise RemoteFault(f"tensor with codec {wire.codec[:16]!r} where raw elements were expected")
     expected = math.prod(wire.shape) * DTYPE_BYTES[wire.dtype]
-    if any(size < 0 for size in wire.shape) or wire.nbytes != expected:
+    if min(wire.shape, default=0) < 0 or wire.nbytes != expected:
         raise RemoteFault(f"tensor {wire.dtype}{list(wire.shape)} has {wire.nbytes} bytes; expected {expected}")
     if expected == 0:
         return torch.empty(wire.shape, dtype=dtype)
@@ -134,7 +134,9 @@ def check_finite(tensor: Tensor, what: str) -> None:
     measured)."""
     if tensor.numel() == 0:
         return
-    least, most = (float(bound) for bound in torch.aminmax(tensor))  # NaN wins in both, and compares false
+    extremes = torch.aminmax(tensor)  # NaN wins in both, and compares false
+    least = float(extremes.min)
+    most = float(extremes.max)
     if not (least >= -MAGNITUDE_MAX and most <= MAGNITUDE_MAX):
         raise RemoteFault(f"{what}: not finite or beyond ±{MAGNITUDE_MAX:g} (least {least:g}, most {most:g})")
 
@@ -143,12 +145,12 @@ def check_shape(wire: WireTensor, dtypes: tuple[str, ...], shape: tuple[int | No
     """Raises RemoteFault unless `wire` has one of `dtypes` and the `shape`, in which None is any positive size."""
     if wire.dtype not in dtypes:
         raise RemoteFault(f"{what}: dtype {wire.dtype[:16]!r}; expected {' or '.join(dtypes)}")
-    fits = len(wire.shape) == len(shape) and all(
-        size == wanted or (wanted is None and size > 0) for size, wanted in zip(wire.shape, shape, strict=True)
-    )
+    fits = len(wire.shape) == len(shape)
+    for size, wanted in zip(wire.shape, shape, strict=False):
+        fits = fits and (size == wanted or (wanted is None and size > 0))
     if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise RemoteFault(f"{what}: shape {list(wire.shape)[:8]}; expected [{wanted}]")
+        due = ", ".join("any" if size is None else str(size) for size in shape)
+        raise RemoteFault(f"{what}: shape {list(wire.shape)[:8]}; expected [{due}]")
 
 
 def decode_activation(wire: WireTensor, dtype: str, shape: tuple[int | None, ...], what: str) -> Tensor:

@@ -156,12 +156,9 @@ class Node:
 
     def run_tokens_per_second(self) -> float:
         """Tokens that the whole run reads per second, as far as known here."""
-        self._look_at_speed()
-        return self._run_speed.per_second(asyncio.get_running_loop().time())
-
-    def _look_at_speed(self) -> None:
+        now_s = asyncio.get_running_loop().time()
         progress = self.presence.progress
-        self._run_speed.look(asyncio.get_running_loop().time(), progress.feeders, self.me, progress.counted)
+        return self._run_speed.look(now_s, progress.feeders, self.me, progress.counted)
 
     def save_before_leaving(self, checkpoint: str) -> None:
         """Save the stage in the checkpoint of this label before leaving; "": in none."""
@@ -242,7 +239,7 @@ class Node:
         period_s = self._manifest.limits.announce_period_s
         counts = presence.peer_table.counts
         tasks.create_task(
-            measuring(transport, counts, presence.samples_total, telemetry, period_s, self._look_at_speed)
+            measuring(transport, counts, presence.samples_total, telemetry, period_s, self.run_tokens_per_second)
         )
         run_id = self._context.run_id
         routers = presence.routers

@@ -152,7 +152,7 @@ async def measuring(
     samples_total: Callable[[], int],
     telemetry: Telemetry,
     announce_period_s: float,
-    look_at_speed: Callable[[], None],
+    look_at_speed: Callable[[], object],
 ) -> None:
     """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it.
     `look_at_speed` notes what the run has trained by now."""

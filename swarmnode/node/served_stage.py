@@ -18,6 +18,7 @@ from swarmnode.judge import Judge, Trusting, judges
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import GIVING, StageContext, Swarm
+from swarmnode.metrics import name
 from swarmnode.model.split import costs
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
@@ -717,6 +718,7 @@ class ServedStage(StageObserver):
         """The stage at this moment."""
         self._note_relief()
         fed = fed_status(self.feeder)
+        self._here.telemetry.gauge(name.TAPE_BYTES, float(self.hop.worker.pending.nbytes))
         kept = self.backup.snapshot
         if self.feeder is None and self.hop.loss.known:
             fed = replace(fed, loss_train=self.hop.loss.value)
@@ -731,7 +733,7 @@ class ServedStage(StageObserver):
             kept_samples=0 if kept is None else kept.samples,
             line=self.gossip.line,
             inner_steps=self.hop.inner_steps,
-            given_tokens_per_second=self.hop.rate.per_second(asyncio.get_running_loop().time()),
+            given_tokens_per_second=self.hop.tokens_per_second(),
         )
 
     def on_progress(self) -> None:

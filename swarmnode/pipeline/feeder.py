@@ -21,7 +21,7 @@ from swarmnode.pipeline.hop import Hop, RunningLoss
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import WAIT_MAX_S, MicrobatchResult, RoundTrip
 from swarmnode.ports import Telemetry, WireTensor
-from swarmnode.token_rate import TokenWindow
+from swarmnode.token_rate import TokenRate
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from swarmnode.work import Work
@@ -191,7 +191,8 @@ class Feeder:
         self._running = False
         self.loss = RunningLoss()
         self.done = 0  # microbatches completed
-        self._read = TokenWindow()
+        self._tokens = 0  # read in them
+        self._rate = TokenRate()  # of these
         self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
         self.validation_first: float | None = None
 
@@ -262,7 +263,7 @@ class Feeder:
 
     def tokens_per_second(self) -> float:
         """Tokens read per second, of the samples fed here."""
-        return self._read.per_second(asyncio.get_running_loop().time())
+        return self._rate.look(asyncio.get_running_loop().time(), self._tokens)
 
     def observe_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
         """Merge the blocks that other feeders' records call finished. Returns the implausible claims, among them more
@@ -379,7 +380,7 @@ class Feeder:
         self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, work.targets)
         self.done += 1
-        self._read.add(asyncio.get_running_loop().time(), work.tokens)
+        self._tokens += work.tokens
         self.telemetry.count(name.MICROBATCHES, outcome="done")
         self.telemetry.count(name.TOKENS, work.tokens)
         self.telemetry.count(name.TARGETS, work.targets)

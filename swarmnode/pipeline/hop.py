@@ -25,9 +25,9 @@ from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageWorker
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
-from swarmnode.token_rate import TokenWindow
+from swarmnode.token_rate import TokenRate
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.work import TokenCount, Work
+from swarmnode.work import Work
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Hop:
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
-        self.rate = TokenWindow()  # of tokens read in them
+        self._rate = TokenRate()  # of tokens read in them
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
         self.reworked = 0.0  # the same for recomputed forwards
         self.loss = RunningLoss()
@@ -300,9 +300,12 @@ class Hop:
         if hop.held is not None and hop.train:
             hop.held.revoke()
 
+    def tokens_per_second(self) -> float:
+        """Tokens read per second, of the samples trained here."""
+        return self._rate.look(self._now(), self.samples * self.here.manifest.model.context)
+
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples
-        self.rate.add(self._now(), TokenCount(samples * self.here.manifest.model.context))
         if step is not None:
             self.record_step(step)
 

@@ -141,23 +141,29 @@ class PendingGradients:
         self._usual_s = Ema(start=EmaStart.FIRST)
 
     @property
-    def _open(self) -> list[PendingForward]:
-        self._opened = [pending for pending in self._opened if not pending.dropped]
-        return self._opened
-
-    @property
     def samples(self) -> int:
         """Samples whose gradient is still to come."""
-        return sum(pending.samples for pending in self._open)
+        samples = 0
+        for pending in self._opened:
+            if not pending.dropped:
+                samples += pending.samples
+        return samples
 
     @property
     def nbytes(self) -> int:
-        """Memory that their tapes hold."""
-        return sum(tape.nbytes for pending in self._open if (tape := pending.tape) is not None)
+        """Memory that their tapes hold. On any thread."""
+        nbytes = 0
+        for pending in self._opened:
+            tape = pending.tape
+            if tape is not None:
+                nbytes += tape.nbytes
+        return nbytes
 
     def opened(self, inner_steps: int, now_s: float, samples: int = 0, tape: Tape | None = None) -> PendingForward:
         """Record a forward of `samples` samples made after `inner_steps` steps."""
-        self._opened.append(pending := PendingForward(inner_steps, now_s, samples, tape))
+        pending = PendingForward(inner_steps, now_s, samples, tape)
+        self._opened = [one for one in self._opened if not one.dropped]
+        self._opened.append(pending)
         return pending
 
     def closed(self, pending: PendingForward, now_s: float) -> None:
@@ -169,10 +175,12 @@ class PendingGradients:
     def put_off(self, inner_steps: int, now_s: float) -> bool:
         """Whether another step would make an outstanding gradient too old."""
         patience_s = LATE_FACTOR * self._usual_s.value if self._usual_s.known else float("inf")
-        return any(
-            pending.age(inner_steps + 1) > self._staleness_max and now_s - pending.since_s <= patience_s
-            for pending in self._open
-        )
+        for pending in self._opened:
+            if pending.dropped or now_s - pending.since_s > patience_s:
+                continue
+            if pending.age(inner_steps + 1) > self._staleness_max:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

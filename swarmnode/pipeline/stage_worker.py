@@ -4,8 +4,8 @@ complete. All of it runs on the compute thread, backward first; `hop.py` awaits 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -32,23 +32,27 @@ from swarmnode.wire import call_pb2 as wire
 T = TypeVar("T")
 
 HALVINGS_MAX = 40  # of the memory for tapes, which is then none
+ALL_AT_ONCE = nullcontext()
 OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; rounds need the rest
 
 
 @dataclass(frozen=True, slots=True)
 class HopInput:
     """A microbatch as it arrived at this stage. `replicas` share the stage's inner batch. `held` decides whether its
-    gradient counts; None: it always does."""
+    gradient counts; None: it always does. `early`: the stage before waits for the gradient of `x`."""
 
     process: wire.Process
     x: WireTensor
     tokens: WireTensor
     replicas: int
     held: InFlight | None = None
+    train: bool = field(init=False)
+    early: bool = field(init=False)
 
-    @property
-    def train(self) -> bool:
-        return self.process.purpose == wire.PURPOSE_TRAIN
+    def __post_init__(self) -> None:
+        train = self.process.purpose == wire.PURPOSE_TRAIN
+        object.__setattr__(self, "train", train)
+        object.__setattr__(self, "early", train and self.process.position > 0)
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class StageWorker:
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
         self._settled = settled
+        self._out_of_memory = replica.out_of_memory  # times that memory ran out, as counted
         self._fault: LocalFault | None = None  # found when its microbatch had been answered
 
     def piece(
@@ -100,12 +105,15 @@ class StageWorker:
         if self._fault is not None:
             raise self._fault
         try:
-            value = self._noted(partial(work, hop))
+            value = work(hop)
         except BaseException:
             self._replica.settle()  # what a backward before the fault has left
             raise
+        finally:
+            if self._replica.out_of_memory > self._out_of_memory:
+                self._count_out_of_memory()
         if isinstance(value, StageResult) and value.early:
-            rest = partial(self._noted, partial(self._settle, hop, value.claim))
+            rest = partial(self._settle, hop, value.claim)
             return GivenEarly((value, waited_s), rest, lambda told: self._settled(*told))
         return value, waited_s
 
@@ -121,17 +129,14 @@ class StageWorker:
             pass
         except LocalFault as fault:
             self._fault = fault
+        if self._replica.out_of_memory > self._out_of_memory:
+            self._count_out_of_memory()
         return step, claim
 
-    def _noted(self, work: Callable[[], T]) -> T:
-        """The value of `work`, and counts of its memory."""
-        before = self._replica.out_of_memory
-        try:
-            return work()
-        finally:
-            if self._replica.out_of_memory > before:
-                self._here.telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
-            self._here.telemetry.gauge(name.TAPE_BYTES, float(self.pending.nbytes))
+    def _count_out_of_memory(self) -> None:
+        times = self._replica.out_of_memory
+        self._here.telemetry.count(name.OUT_OF_MEMORY, times - self._out_of_memory)
+        self._out_of_memory = times
 
     def forward(self, hop: HopInput) -> tuple[WireTensor, PendingForward | None]:
         """The activations to send on and, in training, the forward whose gradient is due. Raises Busy if memory runs
@@ -188,7 +193,7 @@ class StageWorker:
         fresh = age <= self._here.manifest.pipeline.staleness_max
         before = replica.recomputed
         clipped = replica.clipped
-        with self._input_first(hop):
+        with replica.input_first() if hop.early else ALL_AT_ONCE:
             gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
         self.pending.closed(pending, self._now())
         self._here.telemetry.count(name.GRADIENTS, staleness=label(age))
@@ -207,7 +212,7 @@ class StageWorker:
         `backward`."""
         if hop.held is not None and hop.train:
             hop.held.commit()
-        with self._input_first(hop):
+        with self._replica.input_first() if hop.early else ALL_AT_ONCE:
             loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
         result = self._result(hop, loss.gradient, None, self._replica.mark(), self._replica.inner_steps)
         result.loss_sum = loss.loss_sum
@@ -223,19 +228,14 @@ class StageWorker:
     ) -> StageResult:
         """The result with `gradient` for the stage before; `mark` and inner `steps`: of the weights at its forward.
         Where no stage is before, with the step."""
-        early = hop.train and hop.process.position > 0
         step = None
-        if hop.train and not early:
+        if hop.train and not hop.early:
             step = self._step(hop.replicas)
             claim = self._measured(claim)
         prints = None
         if gradient is not None:
             prints = self._judge.prints(hop.process, (hop.x, hop.tokens, gradient), claim, mark, steps)
-        return StageResult(gradient, prints, step, claim, early)
-
-    def _input_first(self, hop: HopInput) -> AbstractContextManager[None]:
-        """Context of a gradient that the stage before waits for."""
-        return self._replica.input_first() if hop.train and hop.process.position > 0 else nullcontext()
+        return StageResult(gradient, prints, step, claim, hop.early)
 
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a

@@ -3,7 +3,6 @@
 `python -m tests.support.calls` prints them, by module and function.
 """
 
-import asyncio
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -43,7 +42,9 @@ class Calls:
         return dict(sums.most_common())
 
     def table(self) -> str:
-        lines = [f"{len(self.modules)} modules, {len(self.of)} functions, {self.total:.0f} calls a microbatch at a node"]
+        lines = [
+            f"{len(self.modules)} modules, {len(self.of)} functions, {self.total:.0f} calls a microbatch at a node"
+        ]
         for module, count in self.modules.items():
             lines.append(f"{count:7.1f}  {module}")
             here = sorted(((n, name) for (where, name), n in self.of.items() if where == module), reverse=True)
