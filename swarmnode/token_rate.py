@@ -11,7 +11,7 @@ RATE_SPAN_S = 30.0  # guess: some microbatches of a slow machine, and a report o
 LEAST_S = 1.0  # of a window that has just begun
 
 
-class TokenRate:
+class CountRate:
     """Growth of a count of tokens per second over the last RATE_SPAN_S, from looks at the count. Work only counts; the
     looks are made where the speed is shown."""
 
@@ -36,7 +36,7 @@ class RunSpeed:
     def __init__(self, context: int) -> None:
         """`context`: tokens of a sample."""
         self._context = context
-        self._rate = TokenRate()
+        self._rate = CountRate()
         self._tokens = 0
         self._known: dict[str, int] = {}
 

@@ -169,7 +169,7 @@ class Bounds:
 
 
 def _tidy(where: str, bound: Bound, field: FieldDescriptor) -> Tidy | None:
-    """What puts a value of `field` right; None for fields that are refused out of range."""
+    """The function that puts a value of `field` right; None for fields that are refused out of range."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return _of_map(where, bound, field)
     if bound.cleaned:

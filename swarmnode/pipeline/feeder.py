@@ -21,7 +21,7 @@ from swarmnode.pipeline.hop import Hop, RunningLoss
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import WAIT_MAX_S, MicrobatchResult, RoundTrip
 from swarmnode.ports import Telemetry, WireTensor
-from swarmnode.token_rate import TokenRate
+from swarmnode.token_rate import CountRate
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from swarmnode.work import Work
@@ -192,7 +192,7 @@ class Feeder:
         self.loss = RunningLoss()
         self.done = 0  # microbatches completed
         self._tokens = 0  # read in them
-        self._rate = TokenRate()  # of these
+        self._rate = CountRate()  # of these
         self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
         self.validation_first: float | None = None
 

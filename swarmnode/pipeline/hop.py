@@ -25,7 +25,7 @@ from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageWorker
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
-from swarmnode.token_rate import TokenRate
+from swarmnode.token_rate import CountRate
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.work import Work
 
@@ -93,7 +93,7 @@ class Hop:
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
-        self._rate = TokenRate()  # of tokens read in them
+        self._rate = CountRate()  # of tokens read in them
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
         self.reworked = 0.0  # the same for recomputed forwards
         self.loss = RunningLoss()
