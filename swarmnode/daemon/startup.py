@@ -106,7 +106,7 @@ async def start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: 
     options = begin.options
     recent = RecentEvents(begin.clock)
     waits = Waits(begin.clock.unix_s)
-    telemetry = _telemetry(begin, waits.then(recent))
+    telemetry = _telemetry(begin, recent, waits)
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     transport = await _open(begin, telemetry)
@@ -178,13 +178,14 @@ def _transport_kind(
     return kind_of([*options.bootstrap, *(one for _, contact in contacts.latest(1) for one in contact.addresses)])
 
 
-def _telemetry(begin: _Beginning, echo: Echo) -> PrometheusTelemetry:
+def _telemetry(begin: _Beginning, echo: Echo, waits: Waits) -> PrometheusTelemetry:
     return PrometheusTelemetry(
         clock=begin.clock,
         run=begin.run_id,
         node=begin.identity.peer_id,
         path=begin.options.home / EVENTS_FILE,
         echo=told_on_terminal(echo),
+        hear=waits.hear,
     )
 
 

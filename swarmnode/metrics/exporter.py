@@ -179,7 +179,8 @@ NODE_STATES = {number: word.removeprefix("NODE_STATE_").lower() for word, number
 class PrometheusTelemetry:
     """The Telemetry port over its own registry and a log of JSON lines.
 
-    `path` None keeps no log. A metric, label or event missing in metrics/name.py and event.py raises AssertionError.
+    `path` None keeps no log. `hear` is called with each event and its fields, also with those that the log only counts.
+    A metric, label or event missing in metrics/name.py and event.py raises AssertionError.
     May be called from the compute thread.
     """
 
@@ -192,7 +193,9 @@ class PrometheusTelemetry:
         path: Path | None = None,
         log_bytes_max: int = LOG_BYTES_MAX,
         echo: Echo | None = None,
+        hear: Callable[[str, Mapping[str, object]], None] | None = None,
     ) -> None:
+        self._hear = hear
         self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
         self._clock = clock
         self._flood = EventLimiter()
@@ -223,6 +226,8 @@ class PrometheusTelemetry:
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
         """Append one line to the log, unless a peer causes too many like it. Never raises for a full disk."""
+        if self._hear is not None:
+            self._hear(event, fields)
         now_s = self._clock.unix_s()
         for more in self._flood.due(now_s):
             self.log.write("events.more", level="info" if "reason" in more else "warning", fields=more)

@@ -14,7 +14,7 @@ from typing import Final
 
 from swarmnode.errors import DiskFull, HardwareFault, NotPermitted, SwarmnodeError, Unreachable, UsageError
 from swarmnode.ids import stages_name
-from swarmnode.metrics.events import Echo, nbytes_text
+from swarmnode.metrics.events import nbytes_text
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import record_pb2
 
@@ -255,15 +255,6 @@ class Waits:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._spells: dict[str, _Spell] = {}
-
-    def then(self, further: Echo) -> Echo:
-        """Hears events of the node's log, and passes them on to `further`."""
-
-        def echo(level: str, event: str, fields: Fields) -> None:
-            self.hear(event, fields)
-            further(level, event, fields)
-
-        return echo
 
     def hear(self, event: str, fields: Fields) -> None:
         """Hear an event of the node's log."""

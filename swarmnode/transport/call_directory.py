@@ -35,6 +35,7 @@ TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
 TOLD_EVERY = round(AGAIN_S / RETRY_FIXED_S)  # failures with a bootstrap for one event: derived, an event a minute
+POINT_CHECK_S = 12.0  # guess: with two tries a meeting point that is away is told within half a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
@@ -85,6 +86,7 @@ class CallDirectory:
         self._totals = Remembered[PeerId, int]()  # samples of the run by each peer's record
         self._mute = Remembered[PeerId, float]()  # peers that do not answer RecordsRequest, until when
         self._reached = Remembered[PeerId, float]()  # peers that answered or asked us, and when
+        self._away = set[PeerId]()  # meeting points that were told to be away
         self._telemetry = telemetry
         self._keeping: asyncio.Task[None] | None = None
         self._chance = seeded(run_id, "clocks", transport.peer_id)
@@ -241,6 +243,7 @@ class CallDirectory:
             answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             self._mute[peer] = loop.time() + AGAIN_S  # it may speak an older version
+            self._reached.pop(peer, None)
             return None
         self._reached[peer] = loop.time()
         return answer.header.records
@@ -402,23 +405,41 @@ class CallDirectory:
             met = False
             why = str(error)
             reasons[peer] = reasons.get(peer, why) if "dial backoff" in why else why
-        if all(peer != told for told, _ in self._bootstrap) or (not met and tries % TOLD_EVERY):
-            return met
-        self._event(
-            "bootstrap.connected" if met else "bootstrap.unreachable",
-            "info" if met else "warning",
-            peer=short(peer),
-            **({"why": reasons.get(peer, "no answer")} if not met else {}),
-        )
+        if met or peer not in self._away or tries % TOLD_EVERY == 0:
+            self._tell_point(peer, met, reasons.get(peer, "no answer"))
         return met
+
+    def _tell_point(self, peer: PeerId, met: bool, why: str = "") -> None:
+        """Log whether `peer` answers, if it is a meeting point."""
+        if all(peer != point for point, _ in self._bootstrap):
+            return
+        if met:
+            self._away.discard(peer)
+            self._event("bootstrap.connected", "info", peer=short(peer))
+        else:
+            self._away.add(peer)
+            self._event("bootstrap.unreachable", "warning", peer=short(peer), why=why)
+
+    async def _ask_points(self) -> None:
+        """Ask the meeting points that were in touch whether they still are: `_try_lost` tries the others again."""
+        here = self._here()
+        with contextlib.suppress(*self._faults, LocalFault):  # a wrong clock: the node reports it at its next start
+            await asyncio.gather(*(self._greet(peer) for peer, _ in self._bootstrap if peer in here))
 
     async def _keep_joined(self) -> None:
         """Look for lost contacts: a partition may have healed, p2pd or all nodes restarted, or a swarm split in two."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         while True:
+            if loop.time() >= asked_s + POINT_CHECK_S:
+                asked_s = loop.time()
+                await self._ask_points()
             if not self._here():
                 await self._rejoin()
             elif await self._try_lost({}, self._here()):
                 await self._look_around()
+            for peer in self._away & self._here():  # it called first
+                self._tell_point(peer, True)
             await asyncio.sleep(RETRY_MIN_S)
 
     async def _rejoin(self) -> None:

@@ -46,6 +46,16 @@ def test_counters_are_keyed_as_prometheus_writes_series() -> None:
     assert not [key for key in counters if "_bucket" in key or "_created" in key]
 
 
+def test_what_the_log_only_counts_is_heard_all_the_same() -> None:
+    heard = []
+    telemetry = PrometheusTelemetry(
+        clock=ManualClock(), run="run0", node="peer0", hear=lambda event, fields: heard.append((event, fields["peer"]))
+    )
+    for peer in ("a", "b", "a"):
+        telemetry.event("bootstrap.unreachable", peer=peer, why="refused")
+    assert heard == [("bootstrap.unreachable", peer) for peer in ("a", "b", "a")]
+
+
 def test_names_and_signs_are_checked() -> None:
     telemetry = make()
     with pytest.raises(AssertionError):

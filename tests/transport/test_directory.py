@@ -33,6 +33,7 @@ from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2
+from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.records import resigned
 from tests.support.transport_contract import RUN, record_of
@@ -172,6 +173,40 @@ async def test_a_bootstrap_that_is_back_is_a_holder_at_once() -> None:
         assert await directory._try_lost({}, set()) and await directory._holders(0) == [there.peer_id]
         await directory.close()
         await other.close()
+
+
+@pytest.mark.parametrize("kind", [CallDirectory, DhtDirectory])
+@pytest.mark.loop("uvloop")
+async def test_a_meeting_point_that_goes_and_comes_is_told_each_time(
+    kind: type[CallDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever of the two calls first."""
+    monkeypatch.setattr("swarmnode.transport.call_directory.POINT_CHECK_S", 0.2)
+    monkeypatch.setattr("swarmnode.transport.call_directory.RETRY_MIN_S", 0.1)
+    key = tmp_path / "point.key"
+    identity = create(key)
+    quiet = Quiet()
+
+    def last() -> str:
+        return [event for event, _ in quiet.events if event.startswith("bootstrap.")][-1]
+
+    async with node() as (here, _):
+        point = await Libp2pTransport.create(key, identity, RUN)
+        listening = point.listening
+        other = await kind.create(point, [], RUN, 1, unix_s=time.time)
+        known = bootstrap(point, await point.addresses())
+        directory = await kind.create(here, known, RUN, 1, unix_s=time.time, telemetry=quiet)  # type: ignore[arg-type]
+        for _ in range(2):
+            await until(lambda: last() == "bootstrap.connected")
+            await other.close()
+            await point.close()
+            await until(lambda: last() == "bootstrap.unreachable")
+            point = await Libp2pTransport.create(key, identity, RUN, listening)
+            other = await kind.create(point, bootstrap(here, await here.addresses()), RUN, 1, unix_s=time.time)
+        await until(lambda: last() == "bootstrap.connected")
+        await directory.close()
+        await other.close()
+        await point.close()
 
 
 @asynccontextmanager
