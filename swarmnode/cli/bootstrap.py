@@ -86,7 +86,8 @@ def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, **more:
         if ready.grpc:
             click.echo(f"control by gRPC {ready.grpc}, token in {home / TOKEN_FILE}", err=True)
         line = "the line on the page, or the output of" if dashboard else "the output of"
-        click.echo(f"others join with {line}: swarmnode invite {run} --home {home}", err=True)
+        where = "" if home == default_home(kind) else f" --home {home}"  # `invite` looks there by itself
+        click.echo(f"others join with {line}: swarmnode invite {run}{where}", err=True)
 
     options = NodeOptions(
         run=signed_manifest(run),

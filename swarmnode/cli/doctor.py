@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PROBE_TIMES = 3
 MEASURE_S = 10.0
+GONE = "look at this machine's network; then ask the organiser whether the run goes on, and for a new invite"
 
 
 @click.command(short_help="check whether this machine can take part")
@@ -150,7 +151,7 @@ async def _met(invite: Invite, home: Path) -> _Met | HealthCheck:
             capacity, why = await _capacity(transport, bootstraps)
         except SwarmnodeError as error:
             name = "permission" if isinstance(error, NotPermitted) else "run"
-            fix = "ask the organiser for a new invite" if name == "permission" else "is the run up, and the network?"
+            fix = "ask the organiser for a new invite" if name == "permission" else GONE
             return HealthCheck(name, False, str(error), fix, error.exit_code)
     if capacity is None:
         link = HealthCheck("bandwidth", None, f"not measured: {why}")

@@ -85,7 +85,10 @@ def command(
     if peer is not None and invite.grant is not None:
         invite = _for_machine(invite, peer)
     if all(_LOCAL.match(address) for address in invite.bootstraps):
-        note("all addresses in it are local to this machine: others cannot use it; give --bootstrap")
+        note(
+            "only this machine can use it: its addresses are 127.0.0.1. For others start the meeting point with"
+            " --listen /ip4/0.0.0.0/tcp/4001, or say at which address they reach it: --bootstrap"
+        )
     if out is None:
         click.echo(encode(invite))
     else:

@@ -9,9 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -31,10 +31,11 @@ from swarmnode.cli.option.param import (
     notify_option,
     taken_limits,
 )
+from swarmnode.cli.output.sectioned import SectionedCommand
 from swarmnode.control.socket_path import TOKEN_FILE
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.errors import SwarmnodeError, cause_of
-from swarmnode.node.limits import NodeRole
+from swarmnode.node.limits import LIMIT_KINDS, NodeRole
 from swarmnode.node.notice import GRACE_S
 from swarmnode.user_folders import default_cache, default_home
 
@@ -209,9 +210,25 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     return join_each(commands, invite)
 
 
-@click.command(short_help="join a run with this machine")
-@click.argument("words", metavar="INVITE | - | BOOTSTRAP...", nargs=-1)
-@click.option("--run", "run", type=RUN, help="With BOOTSTRAP: run id (64 hex digits), or the path of manifest.signed.")
+class JoinCommand(SectionedCommand):
+    """Everyday options first."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Your invite": ("invite_file", "run"),
+        "What it may take": (*(name.replace("-", "_") for name in LIMIT_KINDS), "priority", "data_cache_nbytes"),
+        "You": ("name", "credited", "watts", "notify"),
+        "Its part": ("stage", "stages_max", "role"),
+        "Its device": ("device", "precision", "optimizer_state"),
+        "Its network": ("listen", "reachability", "lan", "metrics_port", "metrics_host", "control_listen"),
+        "Its folders": ("home", "cache", "data_root", "base", "allow_private_addresses"),
+        "Checkpoints": ("checkpoints", "use_bucket", "resume", "resume_other"),
+        "In a cloud": ("notice", "notice_url", "grace_s"),
+    }
+
+
+@click.command(cls=JoinCommand, short_help="join a run with this machine")
+@click.argument("words", metavar="INVITE | -", nargs=-1)
+@click.option("--run", "run", type=RUN, help="Without an invite: run id (64 hex digits), or path of manifest.signed.")
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
 @click.option("--stage", type=STAGE, help="Stage to serve, counted from 1.  [default: the one that needs it most]")
 @click.option(
@@ -330,8 +347,8 @@ def command(
     """Join the run of INVITE (a line printed by `swarmnode invite`) and train until told to leave.
 
     A secret on a command line can be seen by others: `join -` reads the invite from stdin, --invite-file from a file,
-    and without arguments it is taken from SWARMNODE_INVITE. Without an invite give --run and a BOOTSTRAP, a multiaddr
-    that ends in /p2p/PEER_ID.
+    and without arguments it is taken from SWARMNODE_INVITE. Without an invite give --run, and addresses of meeting
+    points in its place: /ip4/203.0.113.7/tcp/4001/p2p/PEER_ID.
 
     SIGTERM and Ctrl-C leave in order: the node finishes what it holds, passes on its progress, and saves its stage in
     the home. A second signal exits at once. A cloud's preemption notice has the same effect, within its time; exit code
@@ -386,7 +403,10 @@ def _join_all(words: tuple[str, ...], options: NodeOptions, invite: Invite | Non
 def _run_of(run: str | None, invite: Invite | None) -> str:
     """The requested run, by id, file or invite. Raises click.UsageError for none, and for two."""
     if run is None and invite is None:
-        raise click.UsageError("no run given: give an INVITE, or --run with a BOOTSTRAP")
+        raise click.UsageError(
+            "no run given: paste the line that the organiser sent, which begins with swarm1., or name its file with"
+            " --invite-file; a meeting point's address needs --run beside it"
+        )
     if run is not None and invite is not None and run != invite.run_id:
         raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; omit --run")
     return run or (invite.run_id if invite is not None else "")
@@ -395,7 +415,5 @@ def _run_of(run: str | None, invite: Invite | None) -> str:
 def _bootstraps(words: tuple[str, ...]) -> tuple[str, ...]:
     """`words` as addresses of bootstraps. Raises click.UsageError for none, and for one that is no address."""
     if not words:
-        raise click.UsageError(
-            "Missing argument: an INVITE (one line, as `swarmnode invite` prints it) or BOOTSTRAP..."
-        )
+        raise click.UsageError("with --run give a meeting point's address, as /ip4/203.0.113.7/tcp/4001/p2p/PEER_ID")
     return tuple(BOOTSTRAP.convert(word, None, None) for word in words)

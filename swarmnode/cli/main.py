@@ -22,41 +22,55 @@ from swarmnode.errors import DiskFull, SwarmnodeError
 
 EXIT_INTERRUPTED = 130
 
-VERBS: Mapping[str, str] = {
-    "quickstart": "one command from a recipe to a model that talks",
-    "init": "make a new run: a manifest to edit and its owner's key",
-    "manifest": "read, compare and change a run's manifest",
-    "data": "make a data set of text, which a run then names by content",
-    "up": "start a whole swarm on this machine and train",
-    "join": "join a run with this machine",
-    "bootstrap": "run the first node of a run",
-    "coordinator": "show a run on a web page, and be its bootstrap",
-    "invite": "print a line that lets others join a run",
-    "amend": "change the run under way: rates, batch, codec, from a round on",
-    "owner": "which keys sign for the run: add one, or replace a lost one",
-    "access": "which machines the run's owner admits",
-    "identity": "this machine's peer id",
-    "doctor": "check whether this machine can take part",
-    "status": "status of the node on this machine, once or live",
-    "ui": "a page for the node on this machine: pause, hours, limits, history",
-    "pause": "pause the node, until `resume` or for a time",
-    "resume": "end a pause",
-    "leave": "leave in order: within seconds, by a deadline, or when all is done",
-    "limit": "show or change the limits of the running node",
-    "logs": "print the node's events",
-    "receipts": "receipts for this node's work, signed by its clients",
-    "config": "settings and their origin",
-    "uninstall": "show what swarmnode keeps on this machine, and delete it",
-    "completion": "print a shell completion script",
-    "archive": "copy the model out of a running swarm",
-    "export": "make a Hugging Face model of a run's saved state",
-    "eval": "held-out loss of the merged model and of each replica",
-    "generate": "text from an exported model, or from a checkpoint",
-    "chat": "talk with an exported model",
-    "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
-    "plan": "estimate stages, speed, days and traffic of a fleet",
-    "bench": "benchmarks on this machine",
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Begin": {
+        "quickstart": "one command from a recipe to a model that talks",
+        "up": "start a whole swarm on this machine and train",
+    },
+    "Give a machine to a run": {
+        "doctor": "check whether this machine can take part",
+        "join": "join a run with this machine",
+        "status": "status of the node on this machine, once or live",
+        "ui": "a page for the node on this machine: pause, hours, limits, history",
+        "pause": "pause the node, until `resume` or for a time",
+        "resume": "end a pause",
+        "limit": "show or change the limits of the running node",
+        "leave": "leave in order: within seconds, by a deadline, or when all is done",
+        "logs": "print the node's events",
+        "receipts": "receipts for this node's work, signed by its clients",
+        "uninstall": "show what swarmnode keeps on this machine, and delete it",
+    },
+    "Start a run": {
+        "init": "make a new run: a manifest to edit and its owner's key",
+        "data": "make a data set of text, which a run then names by content",
+        "manifest": "read, compare and change a run's manifest",
+        "coordinator": "show a run on a web page, and be its meeting point",
+        "invite": "print a line that lets others join a run",
+        "access": "which machines the run's owner admits",
+        "amend": "change the run under way: rates, batch, codec, from a round on",
+        "owner": "which keys sign for the run: add one, or replace a lost one",
+        "archive": "copy the model out of a running swarm",
+        "bootstrap": "be a meeting point of a run, and nothing else",
+    },
+    "Use its model": {
+        "chat": "talk with an exported model",
+        "generate": "text from an exported model, or from a checkpoint",
+        "export": "make a Hugging Face model of a run's saved state",
+        "eval": "held-out loss of the merged model and of each replica",
+    },
+    "Estimate and measure": {
+        "plan": "estimate stages, speed, days and traffic of a fleet",
+        "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
+        "bench": "benchmarks on this machine",
+    },
+    "This program": {
+        "config": "settings and their origin",
+        "identity": "this machine's peer id",
+        "completion": "print a shell completion script",
+    },
 }
+"""The verbs by what a person is at."""
+VERBS: Mapping[str, str] = {verb: does for verbs in SECTIONS.values() for verb, does in verbs.items()}
 ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
 TOGETHER: Mapping[str, str] = {
@@ -133,9 +147,11 @@ class Verbs(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            others = [(name, "of an installed package") for name in self.list_commands(ctx) if name not in VERBS]
-            formatter.write_dl([*VERBS.items(), *others])
+        others = {name: "of an installed package" for name in self.list_commands(ctx) if name not in VERBS}
+        for title, verbs in {**SECTIONS, "Of other packages": others}.items():
+            if verbs:
+                with formatter.section(title):
+                    formatter.write_dl(list(verbs.items()))
 
 
 def _load(verb: str) -> click.Command | None:

@@ -49,7 +49,7 @@ def check(home: Path, name: str = SOCKET_NAME) -> None:
 
 def no_daemon(home: Path) -> NoDaemon:
     """The error for a `home` without a running daemon."""
-    return NoDaemon(f"no daemon at {home}: start one with `swarmnode join`, or give its folder with --home")
+    return NoDaemon(f"no node runs in {home}: start one with `swarmnode join`, or give its folder with --home")
 
 
 def take_home(home: Path) -> int:

@@ -57,7 +57,13 @@ EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few secon
 def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list[report_pb2.Wait]:
     """Why `node`, of a run of so many stages, waits now."""
     members = tuple(node.presence.peer_table.swarm().members())
-    at_work = {member.stage for member in members if member.state == record_pb2.NODE_STATE_TRAINING}
+    now_s = asyncio.get_running_loop().time()
+    at_work = {
+        member.stage
+        for member in members
+        if member.state == record_pb2.NODE_STATE_TRAINING
+        and not node.presence.routers[member.stage].banned(member.peer, now_s)
+    }
     empty = [stage for stage in range(stages) if stage not in at_work | {node.stage}]
     asleep = {
         member.stage: f"{stage_name(member.stage)} sleeps"
@@ -65,7 +71,7 @@ def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list
         for member in sorted(members, key=lambda one: -(one.resumes_unix_s or math.inf))
         if member.state == record_pb2.NODE_STATE_PAUSED and member.stage in empty
     }
-    place = Place(node.state, empty, asleep, node.stage_status().given_tokens_per_second)
+    place = Place(node.state, empty, asleep, node.stage_status().given_tokens_per_second, node.stage == 0)
     return [
         report_pb2.Wait(
             cause=one.cause.name,

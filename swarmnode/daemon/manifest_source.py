@@ -65,7 +65,8 @@ async def fetch_manifest(
         known = [f"{short(peer)}: {attempt.reason}" for peer, attempt in list(attempts.items())[:TOLD_MAX]]
         told = "; ".join(known) or "nobody was asked"
         raise Unreachable(
-            f"no meeting point gave the manifest of run {run_id[:16]} within {JOIN_TIMEOUT_S:.0f} s ({told})"
+            f"no meeting point of run {run_id[:16]} answered within {JOIN_TIMEOUT_S:.0f} s ({told}). Look at this"
+            " machine's network; then ask the organiser whether the run goes on, and for a new invite"
         ) from None
 
 

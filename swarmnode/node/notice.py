@@ -246,7 +246,7 @@ def of_signal(number: int, environment: Mapping[str, str], grace_s: float, now_u
     """The notice for signal `number`. `grace_s`: the seconds between SIGTERM and SIGKILL."""
     name = signal.Signals(number).name
     if number == signal.SIGINT:
-        return Notice("signal", NoticeKind.LEAVE, grace_s, name)
+        return Notice("signal", NoticeKind.LEAVE, grace_s, "Ctrl-C")
     if "SLURM_JOB_ID" in environment:
         if number == signal.SIGTERM:
             return Notice("slurm", NoticeKind.PREEMPT, grace_s, f"{name}: job is preempted, cancelled or out of time")

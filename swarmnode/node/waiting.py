@@ -49,6 +49,7 @@ class Cause:
     lasts_s: float = 0.0
     told: str = PANEL
     each: str = ""  # field of the events that tells several apart: the cause ends with the last of them
+    joins: bool = False  # stands only before the node trains: later it fetches what it keeps for its neighbours
 
     @property
     def panel(self) -> bool:
@@ -126,6 +127,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "wait: the first free one is asked",
         {"state.waiting": _always},
         ("state.donor", *_GOT_STATE),
+        joins=True,
     ),
     Cause(
         "download",
@@ -133,6 +135,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "wait; a higher --max-down, or a cable in place of Wi-Fi, makes it faster",
         {"state.download": lambda fields: _number(fields, "chunks") < _number(fields, "of")},
         _GOT_STATE,
+        joins=True,
     ),
     Cause(
         "lost stage",
@@ -161,7 +164,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
         lasts_s=30.0,
         stops=False,
     ),
-    Cause("work", "it is ready, and no work passes through it now", "wait: the machines of the first stage send it"),
+    Cause("work", "it is ready, and no work passes through it now", "wait: the machines of stage 1 send it"),
+    Cause("first work", "it is ready, and no work of its has come back yet", "wait: the first takes some seconds"),
     Cause(
         "line",
         "its line or its speed is too thin for each round: it takes part in one of {stride} ({reason})",
@@ -222,12 +226,14 @@ PRIVATE: Final = ("disk", "no text here")  # their reasons may name folders of t
 @dataclass(frozen=True, slots=True)
 class Place:
     """A node's view of itself and the swarm: the `empty` stages, without anybody at work; those that sleep, each with
-    its words ("stage 2 sleeps until 22:00"); and the tokens that pass through this machine a second."""
+    its words ("stage 2 sleeps until 22:00"); the tokens that pass through this machine a second; and whether it
+    `feeds`: it begins the work."""
 
     state: record_pb2.NodeState
     empty: Sequence[int] = ()
     asleep: Mapping[int, str] = field(default_factory=dict)
     tokens_per_second: float = 0.0
+    feeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +275,9 @@ class Waits:
         self._derive(place)
         now_s = self._now_s()
         found = []
+        training = place.state == record_pb2.NODE_STATE_TRAINING
         for cause in CAUSES:
-            if (spell := self._spells.get(cause.name)) is None:
+            if (spell := self._spells.get(cause.name)) is None or (cause.joins and training):
                 continue
             if spell.ended_s is None and cause.lasts_s and now_s >= spell.last_s + cause.lasts_s:
                 spell.ended_s = now_s
@@ -289,8 +296,9 @@ class Waits:
             "stage": training and bool(empty),
             "asleep": training and bool(place.asleep) and not empty,
         }
-        idle = training and not place.tokens_per_second
-        stands["work"] = idle and not any(stands.values()) and not self._known("text")
+        idle = training and not place.tokens_per_second and not any(stands.values()) and not self._known("text")
+        stands["work"] = idle and not place.feeds
+        stands["first work"] = idle and place.feeds
         words = {"stage": stages_name(empty), "asleep": ", ".join(place.asleep.values())}
         for name, holds in stands.items():
             if holds:

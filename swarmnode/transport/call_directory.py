@@ -35,7 +35,7 @@ TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
 TOLD_EVERY = round(AGAIN_S / RETRY_FIXED_S)  # failures with a bootstrap for one event: derived, an event a minute
-POINT_CHECK_S = 12.0  # guess: with two tries a meeting point that is away is told within half a minute
+POINT_CHECK_S = 9.0  # guess: with two tries a meeting point that is away is told within half a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
@@ -405,7 +405,9 @@ class CallDirectory:
             met = False
             why = str(error)
             reasons[peer] = reasons.get(peer, why) if "dial backoff" in why else why
-        if met or peer not in self._away or tries % TOLD_EVERY == 0:
+        doubtful = not tries and peer not in reasons  # a busy machine, perhaps: it is asked once more
+        told = peer in self._away and tries % TOLD_EVERY != 0
+        if met or not (doubtful or told):
             self._tell_point(peer, met, reasons.get(peer, "no answer"))
         return met
 

@@ -75,8 +75,8 @@ MISTAKES = [
     (["up", "--resume", "."], 78, "no checkpoint there"),
     (["up", "--resume", "ftp://host/x"], 2, "is no place for checkpoints"),
     (["up", "--resume", "s3://swarm/x"], 70, "cannot list s3://swarm/x"),
-    (["join"], 2, "no run given: give an INVITE"),
-    (["join", "--run", "ab" * 32], 2, "BOOTSTRAP"),
+    (["join"], 2, "no run given: paste the line"),
+    (["join", "--run", "ab" * 32], 2, "with --run give a meeting point"),
     (["join", "swarm1.abc"], 2, "damaged invite"),
     (["join", "swarm9.abc"], 10, "install a newer swarmnode"),
     (["invite", "nowhere"], 2, "no such folder or file"),
@@ -89,7 +89,7 @@ MISTAKES = [
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "0"], 2, "stages count from 1"),
     (["bootstrap"], 2, "RUN"),
     (["export", ".", "--out", "model"], 2, "no saved stage"),
-    (["status", "--home", "here"], 69, "no daemon at here"),
+    (["status", "--home", "here"], 69, "no node runs in here"),
 ]
 
 

@@ -68,4 +68,4 @@ def test_a_verb_to_a_node_that_does_not_run_says_so(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--home", str(tmp_path)]) == NoDaemon.exit_code
-    assert f"no daemon at {tmp_path}" in capsys.readouterr().err
+    assert f"no node runs in {tmp_path}" in capsys.readouterr().err

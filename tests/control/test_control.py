@@ -76,7 +76,7 @@ def test_status_and_leave(tmp_path: pathlib.Path, new_loop: Callable[[], asyncio
 
 
 def test_no_daemon_is_one_clear_line_and_exit_69(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(NoDaemon, match=r"no daemon at .*: start one with `swarmnode join`") as caught:
+    with pytest.raises(NoDaemon, match=r"no node runs in .*: start one with `swarmnode join`") as caught:
         client.status(tmp_path)
     assert caught.value.exit_code == 69
     with socket.socket(socket.AF_UNIX) as killed:  # what `kill -9` leaves: a socket file and nobody behind it

@@ -1,9 +1,10 @@
-"""Real machines say on their panels what they wait for: each cause is brought about, and read from `swarmnode status`."""
+"""Real machines say on their panels what they wait for: causes are brought about, and read from `swarmnode status`."""
 
 import asyncio
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -37,6 +38,7 @@ class Panels(Run):
                 while not text or (words in text) is gone:
                     await asyncio.sleep(READ_S)
                     text = await self.panel(name)
+                    print(f"{loop.time() - begun_s:.0f} {text}")
         except TimeoutError:
             raise AssertionError(f"{name} {'still shows' if gone else 'never showed'} {words!r}: {text}") from None
         print(f"{words!r} {'gone' if gone else 'told'} after {loop.time() - begun_s:.0f} s, of {TOLD_S:g}")
@@ -46,9 +48,11 @@ class Panels(Run):
 
 
 @contextlib.asynccontextmanager
-async def met(folder: Path) -> AsyncIterator[Panels]:
+async def met(folder: Path, *settings: str) -> AsyncIterator[Panels]:
     """A run with its meeting point and an invite."""
     async with run_of(folder, "bootstrap", Panels) as run:
+        if settings:
+            run.once("manifest", "set", "run", *settings)
         await run.meet()
         (folder / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
         yield run
@@ -70,7 +74,7 @@ async def test_a_lone_machine_says_what_it_waits_for_and_that_its_meeting_point_
 
 @pytest.mark.nightly
 async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path) -> None:
-    async with met(tmp_path) as run:
+    async with met(tmp_path, "limits.microbatch_timeout_s=20", "limits.record_ttl_s=10") as run:
         for name, stage in (("first", "1"), ("last", "2")):
             await run.join(name, "--stage", stage)
         await run.until(lambda: len(run.losses("first")) > 1, "they train")
@@ -83,8 +87,10 @@ async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path)
         await run.shows("first", "stage 2 sleeps", gone=True)
 
         os.kill(run.processes["last"].pid, signal.SIGSTOP)
+        await run.shows("first", "until a machine serves stage 2")
         await run.shows("first", "took its work")
         os.kill(run.processes["last"].pid, signal.SIGCONT)
+        await run.shows("first", "until a machine serves stage 2", gone=True)
         await run.shows("first", "took its work", gone=True)
 
         for died in (1, 2):
@@ -101,4 +107,28 @@ async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path)
         await run.shows("last", "does not take", gone=True)
 
         await run.kill("first")
-        await run.shows("last", "no work passes through it")
+        await run.shows("last", "until a machine serves stage 1")
+
+
+@pytest.mark.nightly
+async def test_a_newcomer_says_that_it_downloads_and_a_feeder_that_its_text_is_nowhere(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    for number in range(8):
+        (books / f"{number}.txt").write_text(f"Book {number}. " + "goes on and on " * 4000)
+    async with run_of(tmp_path, "bootstrap", Panels) as run:
+        run.once("data", "make", "set", "--from", "books", "--chunk-tokens", "4097")
+        shutil.rmtree(tmp_path / "run")
+        run.once("init", "run", "--preset", "tiny", "--data", "set", "--location", "http://127.0.0.1:9/set")
+        run.once("manifest", "set", "run", "model.width=128", "model.ffn=256", "data.block_samples=32")
+        await run.meet()
+        (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
+        await run.join("first", "--stage", "1", "--data-root", run.at("set"))
+        await run.join("last", "--stage", "2")
+        await run.until(lambda: len(run.losses("first")) > 1, "they train")
+        await run.join("thin", "--stage", "2", "--max-down", "300kbit", "--max-up", "210kbit")
+        await run.shows("thin", "downloads the weights of its stage")
+        await run.join("feeder", "--stage", "1")
+        await run.until(lambda: len(run.losses("feeder")) > 0, "it feeds, with text of the first one")
+        await run.kill("first")
+        await run.shows("feeder", "waits for the run's text")

@@ -7,10 +7,12 @@ import asyncio
 import io
 import string
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.memory_network import MemoryDirectory
 from swarmnode.daemon import reachability
 from swarmnode.daemon.control_api import waiting_at
 from swarmnode.local.swarm_view import NodeWatch, panel, trains
@@ -25,6 +27,7 @@ from swarmnode.wire.record_pb2 import (
     NodeState,
 )
 from swarmnode.wire.report_pb2 import StatusReply, Wait
+from tests.node.test_data_set import meeting_point, on, text, volunteer
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import Village, Villager, manifest, village
 
@@ -104,6 +107,40 @@ async def test_a_newcomer_says_that_it_fetches_weights_and_waits_for_a_round() -
         assert seen >= {"weights", "round"} or seen >= {"download", "round"}, seen
 
 
+async def test_a_machine_without_text_says_that_it_does_not_feed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 0.3)
+    monkeypatch.setattr("swarmnode.node.run_text.AGAIN_S", 0.3)
+    async with village(on(text(tmp_path))) as v:
+        alone = Watched(v, v.add(None, data=volunteer(v, tmp_path / "cache")))
+        await v.until(alone.says("this machine does not feed the run: "), "told", BOUND_S)
+        await meeting_point(v, tmp_path)
+        told = alone.says("this machine does not feed")
+        await v.until(lambda: not told(), "it is over once somebody gives the text", CALM_S + BOUND_S)
+
+
+async def test_a_feeder_says_that_its_text_is_nowhere(tmp_path: Path) -> None:
+    index = text(tmp_path)
+    async with village(on(index)) as v:
+        point, _ = await meeting_point(v, tmp_path)
+        people = [v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1)]
+        feeder = Watched(v, people[0])
+        await v.until(lambda: people[0].fed > 8, "it feeds")
+        await point.close()
+        await v.until(feeder.says("it waits for the run's text or model: "), "told", 4 * BOUND_S)
+
+
+async def test_a_joiner_says_that_its_stage_is_not_here_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def claimed(_: MemoryDirectory) -> int:
+        return 2422
+
+    monkeypatch.setattr(MemoryDirectory, "claimed", claimed)
+    async with village(manifest()) as v:
+        joiner = Watched(v, v.add(0))
+        await v.until(joiner.says("the state of its stage is not here yet: "), "told", BOUND_S)
+
+
 Happening = tuple[str, dict[str, object]]
 
 
@@ -113,9 +150,11 @@ def heard(*events: Happening) -> StatusReply:
     for event, fields in events:
         assert set(fields) <= set(EVENTS[event].fields) | {"peer", "why"}
         waits.hear(event, fields)
-    found = waits.now(Place(NODE_STATE_TRAINING, tokens_per_second=100.0))
+    joins = next((cause.joins for cause in CAUSES for event, _ in events[:1] if event in cause.begins), False)
+    state = NODE_STATE_JOINING if joins else NODE_STATE_TRAINING
+    found = waits.now(Place(state, tokens_per_second=100.0))
     told = [Wait(cause=one.cause.name, says=one.says, can_do=one.cause.do, stops=one.cause.stops) for one in found]
-    return StatusReply(run_name="one", stages=1, state=NODE_STATE_TRAINING, waits=told)
+    return StatusReply(run_name="one", stages=1, state=state, waits=told)
 
 
 ROWS: dict[str, tuple[str, dict[str, object], str]] = {
@@ -154,7 +193,7 @@ def test_a_cause_of_this_machine_is_on_the_panel_until_it_is_over(cause: str) ->
     assert words in shown(status) and "What helps: " in shown(status)
     assert trains(status) is not next(one for one in CAUSES if one.name == cause).stops
     if cause in OVER:
-        assert "What helps" not in shown(heard((event, fields), OVER[cause]))
+        assert words not in shown(heard((event, fields), OVER[cause]))
 
 
 async def test_a_port_that_is_shut_and_no_relay() -> None:
@@ -201,6 +240,15 @@ def test_what_stops_a_node_comes_first(state: NodeState) -> None:
     assert found == sorted(found, reverse=True) and len(found) >= 2
 
 
+def test_a_machine_that_trains_does_not_wait_for_what_it_fetches_for_its_neighbours() -> None:
+    waits = Waits(lambda: 0.0)
+    waits.hear("state.download", {"stage": 1, "chunks": 1, "of": 3, "nbytes": 4_000_000})
+    waits.hear("state.waiting", {"stage": 1, "donors": 2, "reason": "busy"})
+    assert not waits.now(Place(NODE_STATE_TRAINING, tokens_per_second=1.0))
+    found = {one.cause.name for one in waits.now(Place(NODE_STATE_JOINING))}
+    assert found == {"download", "queue"}
+
+
 def test_others_are_told_of_no_folder_of_this_machine() -> None:
     told = {name: BY_NAME[name].public for name in PRIVATE}
     assert told["disk"] == "the disk does not take what this machine keeps: it trains on"
@@ -220,4 +268,4 @@ def test_the_table_is_whole() -> None:
     assert set(ROWS) | DERIVED | {"port", "no relay"} == {cause.name for cause in CAUSES if cause.panel}
 
 
-DERIVED = {"weights", "round", "stage", "asleep", "work"}
+DERIVED = {"weights", "round", "stage", "asleep", "work", "first work"}
