@@ -26,7 +26,7 @@ help:
 	@echo "make chaos   one life of a swarm under seventeen kinds of real faults, some minutes (SEED=1000)"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
-	@echo "make proto   generate swarmnode/wire again from proto/"
+	@echo "make proto   generate swarmnode/base/wire again from proto/"
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
 	@echo "make release all that a static host serves, in dist/: index, site, wheel, source, SBOM, hashes, notes; KEY=... signs"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"

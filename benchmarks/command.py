@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnode.cli.bench import JSON, command, show
-from swarmnode.cli.option.param import DURATION
+from swarmnode.app.cli.bench import JSON, command, show
+from swarmnode.app.cli.option.param import DURATION
 
 if TYPE_CHECKING:
-    from swarmnode.manifest import Manifest
+    from swarmnode.run.manifest import Manifest
 
 
 @command.command()
@@ -216,7 +216,7 @@ def attack(
     weights in virtual time. Attacks on packets of rounds (sign flip, ...) and on resources (silent, records, ...) have
     tables of their own; search looks for the strongest steering that the checks do not see."""
     from benchmarks.attack import table
-    from swarmnode.daemon.clock import SystemClock
+    from swarmnode.app.daemon.clock import SystemClock
 
     found = table.run(
         _words(attacks) or list(table.ATTACKERS),
@@ -284,9 +284,9 @@ def learning(
     Muon. RUN is a folder of `swarmnode init` or a signed manifest. About five minutes; plain runs are kept in a
     journal. Writes OUT/learning.json and OUT/learning.html (the curves)."""
     from benchmarks.swarm import learning as bench
-    from swarmnode.daemon.clock import SystemClock
-    from swarmnode.manifest import PRESETS
+    from swarmnode.app.daemon.clock import SystemClock
     from swarmnode.model.device import resolve_device
+    from swarmnode.run.manifest import PRESETS
 
     numbers = () if plain_only else bench.replicas_of(replicas)
     manifest, base = (PRESETS[preset], None) if run is None else _read(run)
@@ -320,7 +320,7 @@ def one_device(device: str, small: bool, as_json: bool) -> None:
 
 def _read(run: Path) -> tuple[Manifest, Path]:
     """The manifest of `run`, and the base of its relative paths."""
-    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
+    from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
 
     if not run.is_dir():
         return read_signed(run)[1], run.parent
@@ -353,7 +353,7 @@ def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
     Laws are checked in the logs afterwards; exit code 1 if any was broken."""
     from benchmarks.swarm import chaos as bench
     from benchmarks.swarm.laws import read_lines
-    from swarmnode.daemon.clock import SystemClock
+    from swarmnode.app.daemon.clock import SystemClock
 
     seeds = range(seed, seed + runs)
     before = {life["seed"]: life for life in (read_lines(journal) if journal else ()) if life["seed"] in seeds}
@@ -530,8 +530,8 @@ def data_parallel(
     model, batch and text at the same time: two nodes beside DistributedDataParallel (gloo) with two processes, other
     numbers beside one process of one thread. With the memory of the largest node."""
     from benchmarks.swarm import data_parallel as bench
-    from swarmnode.manifest import PRESETS
-    from swarmnode.manifest.recipe import model_of
+    from swarmnode.run.manifest import PRESETS
+    from swarmnode.run.manifest.recipe import model_of
 
     try:
         counts = [int(text) for text in nodes.split(",")]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from swarmnode.cloud.watch import GCP_INSTANCE
-from swarmnode.errors import UsageError
-from swarmnode.ids import digest
-from swarmnode.ports import Clock
+from swarmnode.app.cloud.watch import GCP_INSTANCE
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ids import digest
+from swarmnode.base.ports import Clock
 
 MACHINE = "node-0"
 TOKEN_TTL_MAX_S = 21_600  # AWS

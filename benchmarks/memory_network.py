@@ -11,19 +11,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.record import check_record, open_record
-from swarmnode.ports import Admit, Answer, Call, Clock, Handler, Telemetry, WireTensor
-from swarmnode.transport import frame
-from swarmnode.transport.serve import ServedMethod, answer
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId, short
+from swarmnode.base.ports import Admit, Answer, Call, Clock, Handler, Telemetry, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import check_record, open_record
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.serve import ServedMethod, answer
 
 Link = Callable[[PeerId, PeerId, int], Awaitable[None]]
 """Awaited with (from, to, bytes) before a message arrives: sleep to delay it, raise RemoteFault to lose it."""
 
-TTL_MAX_S = 300.0  # as transport/directory.py
+TTL_MAX_S = 300.0  # as net/transport/directory.py
 
 
 class MemoryNetwork:

@@ -16,7 +16,7 @@ from pathlib import Path
 from address import ROOT, SITE, SOURCE, mailbox, with_links
 
 sys.path.insert(0, str(ROOT))
-from swarmnode.project_address import INDEX, PACKAGE, install_lines, is_placeholder
+from swarmnode.base.project_address import INDEX, PACKAGE, install_lines, is_placeholder
 
 TOP_FILES = ("constraints.txt", "requirements.txt", "requirements-cpu.txt")
 YEAR_S = 365 * 86400

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import swarmnode
-from swarmnode import errors
-from swarmnode.bounds import FIELDS as WIRE_FIELDS
-from swarmnode.bounds import Bound
-from swarmnode.cli import main as command_line
-from swarmnode.manifest.spec import FIELDS, TABLES, Manifest
-from swarmnode.membership.words import WORDS
-from swarmnode.metrics import name
-from swarmnode.metrics.event import EVENTS
-from swarmnode.node.waiting import CAUSES
+from swarmnode.app.cli import main as command_line
+from swarmnode.base import errors
+from swarmnode.base.bounds import FIELDS as WIRE_FIELDS
+from swarmnode.base.bounds import Bound
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.event import EVENTS
+from swarmnode.net.membership.words import WORDS
+from swarmnode.run.manifest.spec import FIELDS, TABLES, Manifest
+from swarmnode.train.node.waiting import CAUSES
 from swarmnode.trust.verdict import VERDICTS
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def metrics() -> str:
         return "<br>".join(f"`{label}`: {said.get(v) or ', '.join(v)}" for label, v in metric.labels.items())
 
     lines = [
-        MADE.format(source="swarmnode/metrics/name.py and event.py"),
+        MADE.format(source="swarmnode/base/metrics/name.py and event.py"),
         "# Metrics and events\n",
         "Every node serves these at `http://127.0.0.1:PORT/metrics` (`--metrics-port`, `--metrics-host`), in OpenMetrics for",
         "scrapers that ask for it and in Prometheus' older text else, with the usual `process_*` beside them. `/healthz` answers",
@@ -79,7 +79,7 @@ def exit_codes() -> str:
             meanings.setdefault(error.exit_code, []).append((error.__doc__ or "").splitlines()[0])
     meanings |= {code: [meaning] for code, meaning in OTHER_CODES.items() if code not in meanings}
     lines = [
-        MADE.format(source="swarmnode/errors.py"),
+        MADE.format(source="swarmnode/base/errors.py"),
         "# Exit codes\n",
         "stdout is for data, stderr for words; an error is one line there that says what, where, and what to change.",
         "`SWARMNODE_DEBUG=1` shows where it came from.\n",
@@ -104,7 +104,7 @@ AGAIN = dict.fromkeys((2, 10, 20, 30, 31, 74, 77, 78), "no") | dict.fromkeys((21
 def manifest() -> str:
     """Every field of a manifest."""
     lines = [
-        MADE.format(source="swarmnode/manifest/spec.py"),
+        MADE.format(source="swarmnode/run/manifest/spec.py"),
         "# Manifest\n",
         "One training job, in TOML. Every field is optional. `swarmnode init` writes one with all of this as comments;",
         "once signed it is frozen, and its hash is the run's id. All mistakes in one are told at once. While the run",
@@ -136,7 +136,7 @@ def shown(value: object) -> str:
 def wire() -> str:
     """Every field that comes from another machine, and its range."""
     lines = [
-        MADE.format(source="swarmnode/bounds/table.py"),
+        MADE.format(source="swarmnode/base/bounds/table.py"),
         "# What a message may hold\n",
         "A node believes no number, text or list that is out of its range: a record is neither believed nor stored, a call is",
         "refused, and its sender is told which field was wrong. The ranges are what is physically possible; they are the same in",
@@ -201,7 +201,7 @@ def waiting() -> str:
     )
     ends = ((cause.name, cause.says, cause.do, cause.told) for cause in CAUSES if not cause.panel)
     lines = [
-        MADE.format(source="swarmnode/node/waiting.py"),
+        MADE.format(source="swarmnode/train/node/waiting.py"),
         "# Why a machine waits\n",
         "A machine that does not train says why, and what a person can do, within half a minute: on the panel of `join`, in",
         "`status` (the line `waits`), on the page of `ui`, on the machine's page of a coordinator, and as `waits` in",
@@ -235,7 +235,9 @@ def security() -> str:
         (row.evidence.value, weights[row.comparable], sizes[row.stages], row.verdict.value, row.why) for row in VERDICTS
     )
     page = (HERE / "security.md").read_text()
-    page = with_table(page, "membership/words.py", ("who says it", "what it decides", "what bounds it", "code"), words)
+    page = with_table(
+        page, "net/membership/words.py", ("who says it", "what it decides", "what bounds it", "code"), words
+    )
     heads = ("evidence about an answer", "weights that made it again", "replicas", "verdict on its server", "because")
     return with_table(page, "trust/verdict.py", heads, verdicts)
 

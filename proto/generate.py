@@ -1,9 +1,9 @@
-"""Generate swarmnode/wire from proto/swarmnode/v1 (run by `make proto`).
+"""Generate swarmnode/base/wire from proto/swarmnode/v1 (run by `make proto`).
 
     python proto/generate.py [OUTPUT_DIR]
 
 The messages are used as they are, so that one word means one thing in proto and in Python. Output paths are
-rewritten from the proto package (`swarmnode.v1`) to the Python package (`swarmnode.wire`).
+rewritten from the proto package (`swarmnode.v1`) to the Python package (`swarmnode.base.wire`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def generate(output: pathlib.Path) -> None:
         for stale in output.glob("*_pb2*"):
             stale.unlink()
         for made in sorted((pathlib.Path(folder) / "swarmnode" / "v1").iterdir()):
-            text = made.read_text().replace("from swarmnode.v1 import", "from swarmnode.wire import")
+            text = made.read_text().replace("from swarmnode.v1 import", "from swarmnode.base.wire import")
             if made.name.endswith("_grpc.py") and "class " not in text:  # a file without a service
                 continue
             (output / made.name).write_text(text)
@@ -49,4 +49,4 @@ def generate(output: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    generate(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "swarmnode" / "wire")
+    generate(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "swarmnode" / "base" / "wire")

@@ -3,8 +3,8 @@
 __version__ = "0.1.0"
 
 _PLACES = {
-    **dict.fromkeys(("Run", "connect", "plan", "up"), "swarmnode.api"),
-    "RunHistory": "swarmnode.api",
+    **dict.fromkeys(("Run", "connect", "plan", "up"), "swarmnode.app.api"),
+    "RunHistory": "swarmnode.app.api",
     **dict.fromkeys(("Comparison", "compare", "simulate"), "swarmsim.api"),
     **dict.fromkeys(("PAPERS", "paper"), "swarmnode_methods.papers"),
 }

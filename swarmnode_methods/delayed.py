@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression import Codec
+from swarmnode.train.gossip.compression import Codec
 from swarmnode_methods.mean import DeltaMean
 
 EVERY = 4  # guess: the paper uses the number of workers, whose packets come one by one there

@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression.codec import Bytes, Codec, Done
-from swarmnode.ports import WireTensor
+from swarmnode.base.ports import WireTensor
+from swarmnode.train.gossip.compression.codec import Bytes, Codec, Done
 from swarmnode_methods.tiles import one_tensor
 
 DECAY = 0.95  # SparseLoCo, arXiv 2508.15706

@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
+from swarmnode.base.wire_tensor import ReadyWatermark
 from swarmnode.model.tensor import check_finite
-from swarmnode.ports import WireTensor
-from swarmnode.wire_tensor import ReadyWatermark
+from swarmnode.train.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
 
 assert sys.byteorder == "little", "wire tensors are little endian and are read here without swapping"
 

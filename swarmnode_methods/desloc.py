@@ -20,11 +20,11 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, one_by_one
-from swarmnode.manifest import OuterConstants
-from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.ports import OuterReport, Packet, StreamingMessage, WireTensor
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer, one_by_one
 from swarmnode_methods.noloco import Average
 
 # The paper: K_u = 3 K_x, K_v = 6 K_x.

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer
-from swarmnode.manifest import OuterConstants
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer
 from swarmnode_methods.mean import DeltaMean
 from swarmnode_methods.noloco import FragmentView, NoLoCo, Share
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression import Codec
-from swarmnode.ports import Packet, StreamingMessage
+from swarmnode.base.ports import Packet, StreamingMessage
+from swarmnode.train.gossip.compression import Codec
 from swarmnode_methods.mean import DeltaMean, WeightedPacket
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression import Codec
+from swarmnode.train.gossip.compression import Codec
 from swarmnode_methods.mean import DeltaMean, WeightedPacket
 
 Z = 3.0  # paper

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import check_finite, decode, encode
-from swarmnode.ports import WireTensor
 
-FRAGMENTS = 127  # odd: replicas that meet only at every 2^k-th round (gossip/round.py) reach all fragments
+FRAGMENTS = 127  # odd: replicas that meet only at every 2^k-th round (train/gossip/round.py) reach all fragments
 FRAGMENTS_FIRST = 31  # guess: replicas begin alone, one by one, in the rounds in which most is learned
 FIRST_ROUNDS = 3 * FRAGMENTS_FIRST
 

@@ -19,9 +19,9 @@ states far more targets than the others counts as one of SPEEDS_MAX times the us
 does not count. Such rules need nothing but packets, so members stay equal:
 
     a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
-    D_j counts unless a_j, smoothed over rounds, says that it leads elsewhere (gossip/agreement.py)
+    D_j counts unless a_j, smoothed over rounds, says that it leads elsewhere (train/gossip/agreement.py)
 
-Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
+Healing is that of mean.py. Exchanges lie between two steps (train/gossip/exchange.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from swarmnode.errors import LocalFault, ManifestError, RemoteFault
-from swarmnode.gossip.agreement import Agreement
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, one_by_one
-from swarmnode.gossip.round import SPEEDS_MAX
-from swarmnode.manifest import OuterConstants
+from swarmnode.base.errors import LocalFault, ManifestError, RemoteFault
+from swarmnode.base.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
+from swarmnode.base.work import TargetCount, Work
 from swarmnode.model.turn import Turn
-from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
-from swarmnode.work import TargetCount, Work
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.agreement import Agreement
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer, one_by_one
+from swarmnode.train.gossip.round import SPEEDS_MAX
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.gradient_pieces import GradientPieces
@@ -53,7 +53,7 @@ from swarmnode_methods.packet_work import WORK_NBYTES, check_work, read_work, wr
 from swarmnode_methods.share import CLIP, shares_by_length
 
 if TYPE_CHECKING:
-    from swarmnode.machine.replica import TorchReplica
+    from swarmnode.app.machine.replica import TorchReplica
 
 
 class GradientOf:

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import Codec
-from swarmnode.ports import Data, DraftedPieces, GivenPiece, MeanPiece, OuterReport, Packet, Verdict
-from swarmnode.work import TargetCount, Work
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Data, DraftedPieces, GivenPiece, MeanPiece, OuterReport, Packet, Verdict
+from swarmnode.base.work import TargetCount, Work
+from swarmnode.train.gossip.compression import Codec
 from swarmnode_methods.piece_coder import LENGTH_TOLERANCE, PieceCoder, Summed
 from swarmnode_methods.share import shares_by_length
 

@@ -19,9 +19,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode.ports import WireTensor
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
 from swarmnode_methods.kernel import kernels
 from swarmnode_methods.tiles import (
     STEP_LEAST,

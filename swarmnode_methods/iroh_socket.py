@@ -13,8 +13,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarmnode.errors import UsageError
-from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
+from swarmnode.base.errors import UsageError
+from swarmnode.net.transport.address import Endpoint, check_listenable, parse_endpoint
 
 SPARE = {"ip4": "127.0.0.1:0", "ip6": "[::1]:0"}
 DESCRIPTORS = Path("/dev/fd")

@@ -19,21 +19,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError, cause_of
-from swarmnode.identity import Identity, peer_id_of, public_key_of
-from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.liveness import PING_TIMEOUT_S
-from swarmnode.ports import Telemetry
-from swarmnode.remembered import Remembered
-from swarmnode.token_bucket import TokenBucket
-from swarmnode.transport.address import Endpoint, parse_endpoint
-from swarmnode.transport.dial_book import DialBook
-from swarmnode.transport.flood_guard import ADMIT_PER_S, DENIED_S
-from swarmnode.transport.p2pd import NetworkMode
-from swarmnode.transport.reachability import PROBE_TIMEOUT_S
-from swarmnode.transport.serve import STREAMS_PER_PEER_MAX
-from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
-from swarmnode.transport.stream_transport import ADDRESSES_MAX, StreamTransport
+from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable, UsageError, cause_of
+from swarmnode.base.identity import Identity, peer_id_of, public_key_of
+from swarmnode.base.ids import PeerId, RunId, short
+from swarmnode.base.ports import Telemetry
+from swarmnode.base.remembered import Remembered
+from swarmnode.base.token_bucket import TokenBucket
+from swarmnode.net.membership.liveness import PING_TIMEOUT_S
+from swarmnode.net.transport.address import Endpoint, parse_endpoint
+from swarmnode.net.transport.dial_book import DialBook
+from swarmnode.net.transport.flood_guard import ADMIT_PER_S, DENIED_S
+from swarmnode.net.transport.p2pd import NetworkMode
+from swarmnode.net.transport.reachability import PROBE_TIMEOUT_S
+from swarmnode.net.transport.serve import STREAMS_PER_PEER_MAX
+from swarmnode.net.transport.stream import LOOKAHEAD_BYTES, P2pdStream
+from swarmnode.net.transport.stream_transport import ADDRESSES_MAX, StreamTransport
 from swarmnode_methods.iroh_socket import bound_to, bracketed, close_spare, endpoint_of
 
 PACKAGE = "iroh"

@@ -23,9 +23,9 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
+from swarmnode.base.errors import RemoteFault
 from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.tiles import (
     STEP_LEAST,

@@ -27,11 +27,11 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
-from swarmnode.manifest import OuterConstants
-from swarmnode.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 

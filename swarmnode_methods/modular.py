@@ -42,10 +42,10 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode.ports import WireTensor
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
 from swarmnode_methods.modular_kernels import KERNELS, SHARES, Decoded, ModularEngine, PacketLayout, engine, tile_nbytes
 from swarmnode_methods.tiles import (
     STEP_LEAST,

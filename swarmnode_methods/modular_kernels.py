@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode_methods import tiles
 from swarmnode_methods.kernel import kernels
 from swarmnode_methods.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps

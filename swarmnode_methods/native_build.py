@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from swarmnode.user_folders import default_cache
+from swarmnode.base.user_folders import default_cache
 
 TUNED = "-march=native"
 COMPILE_TIMEOUT_S = 60.0

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS
-from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
-from swarmnode.manifest import OuterConstants
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
 from swarmnode.model.tensor import begin_to_host, copy_over, marked_now
-from swarmnode.ports import OuterReport, Packet, PacketMeasures, StreamingMessage, WireTensor
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS
+from swarmnode.train.gossip.outer.method import Outer, check_weight, one_by_one
 
 BLOCK_CPU = 1 << 18  # elements; measured best of 2^12 .. 2^19: 8 M parameters in 19 ms (2^15: 29 ms, 2^12: 107 ms)
 BLOCK_REMOTE = 1 << 22  # beside a card: measured on an H200's host, with 4 to 12 threads: half the time of 2^18
@@ -36,7 +36,7 @@ Share = tuple[float, float, Sequence[Sequence[WireTensor]]]
 #
 # The shift by one in each group keeps fragments mixed if the model repeats every F blocks. Without it queries, keys and
 # values in rows of 3 x 64 would each be one fragment. F is odd, so that replicas that meet only at every second or
-# fourth round (gossip/round.py) reach all fragments.
+# fourth round (train/gossip/round.py) reach all fragments.
 
 UNIT = BLOCK_ELEMENTS  # elements that share a step in the codecs
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from swarmnode.bounds.table import SAMPLES_MAX
-from swarmnode.errors import RemoteFault
-from swarmnode.ports import WireTensor
-from swarmnode.work import Work
+from swarmnode.base.bounds.table import SAMPLES_MAX
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
+from swarmnode.base.work import Work
 
 _COUNTS = struct.Struct("<QQ")
 WORK_NBYTES = _COUNTS.size

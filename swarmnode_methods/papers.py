@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

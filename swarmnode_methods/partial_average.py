@@ -23,11 +23,11 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer
-from swarmnode.manifest import OuterConstants
-from swarmnode.ports import StreamingMessage
+from swarmnode.base.errors import ManifestError
+from swarmnode.base.ports import StreamingMessage
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer
 from swarmnode_methods.sparseloco import SparseLoCo
 from swarmnode_methods.topk import TopK
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS
-from swarmnode.ids import digest64
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import digest64
+from swarmnode.base.ports import Data, WireTensor
+from swarmnode.base.wire_tensor import ReadyWatermark
 from swarmnode.model.tensor import decode
-from swarmnode.ports import Data, WireTensor
-from swarmnode.wire_tensor import ReadyWatermark
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS
 from swarmnode_methods import fragment
 
 PIECES_MAX = 64  # derived: as many owners in a round; a list of their digests is 1 KiB, and a call has 64 tensors

@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import Bytes, Done
+from swarmnode.base.errors import RemoteFault
 from swarmnode.model.tensor import MAGNITUDE_MAX, check_finite
+from swarmnode.train.gossip.compression.codec import Bytes, Done
 from swarmnode_methods.delta import DeltaCodec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from swarmnode.gossip_rules import CodecRules, MethodRules
+from swarmnode.run.gossip_rules import CodecRules, MethodRules
 
 WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")

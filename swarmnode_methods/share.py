@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import median_high, median_low
 
-from swarmnode.gossip.round import SPEEDS_MAX
-from swarmnode.work import TargetCount
+from swarmnode.base.work import TargetCount
+from swarmnode.train.gossip.round import SPEEDS_MAX
 
 CLIP = math.sqrt(SPEEDS_MAX)  # derived: a mean's noise, most of a packet, grows with the root of a machine's samples
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer
-from swarmnode.manifest import OuterConstants
+from swarmnode.run.manifest import OuterConstants
+from swarmnode.train.gossip.compression import Codec
+from swarmnode.train.gossip.outer.method import Outer
 from swarmnode_methods.mean import DeltaMean, WeightedPacket
 from swarmnode_methods.topk import TopK
 

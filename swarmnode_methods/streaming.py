@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.errors import ManifestError
-from swarmnode.gossip.compression import Codec
+from swarmnode.base.errors import ManifestError
+from swarmnode.train.gossip.compression import Codec
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.mean import BLOCK, DeltaMean
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
-from swarmnode.ports import WireTensor
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
+from swarmnode.train.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 
 STEP_LEAST = 2.0**-100  # of a block of zeros; no weight is smaller
 

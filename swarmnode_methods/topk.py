@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import TILE, Bytes, Done
+from swarmnode.base.errors import RemoteFault
 from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.train.gossip.compression.codec import TILE, Bytes, Done
 from swarmnode_methods.delta import DECAY, DeltaCodec
 from swarmnode_methods.kernel import kernels
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from swarmnode.api import RunHistory
-from swarmnode.concurrency import beside_loop
-from swarmnode.errors import UsageError
-from swarmnode.plugin import library
+from swarmnode.app.api import RunHistory
+from swarmnode.base.concurrency import beside_loop
+from swarmnode.base.errors import UsageError
+from swarmnode.base.plugin import library
 from swarmsim.drawing import COLOURS, Curve, drawing, table
 from swarmsim.life import simulate as live
 from swarmsim.outcome import Outcome

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swarmnode.pipeline.span import share_of
+from swarmnode.train.pipeline.span import share_of
 
 if TYPE_CHECKING:
     from swarmsim.sim_node import SimNode

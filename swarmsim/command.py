@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.param import DURATION
-from swarmnode.cli.output.console import paper
+from swarmnode.app.cli.option.param import DURATION
+from swarmnode.app.cli.output.console import paper
 
 if TYPE_CHECKING:
     from swarmsim.outcome import Outcome

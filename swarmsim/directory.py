@@ -1,8 +1,8 @@
 """The simulated record directory: late, stale, lossy, and divided by partitions.
 
-Bytes move as those of transport/directory.py do: of each place a node has a picture that is complete up to some time.
-A look asks holders and a member, a refresh one member or, seldom, a holder; the answer carries the records announced
-between the two pictures' times. (Bytes of a node's own newer records, which come along, are not taken off.)
+Bytes move as those of net/transport/directory.py do: of each place a node has a picture that is complete up to some
+time. A look asks holders and a member, a refresh one member or, seldom, a holder; the answer carries the records
+announced between the two pictures' times. (Bytes of a node's own newer records, which come along, are not taken off.)
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.errors import Unavailable
-from swarmnode.ids import PeerId, RunId, digest64
-from swarmnode.membership.record import check_record
-from swarmnode.ports import Clock
-from swarmnode.transport.contact import Contacts, whom_to_try
-from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.ids import PeerId, RunId, digest64
+from swarmnode.base.ports import Clock
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import check_record
+from swarmnode.net.transport.contact import Contacts, whom_to_try
+from swarmnode.net.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
 from swarmsim.network import Network, NetworkPort
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer

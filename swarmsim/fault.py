@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.membership.run_progress import AHEAD_PERIODS
-from swarmnode.ports import WireTensor
+from swarmnode.base.ports import WireTensor
+from swarmnode.net.membership.run_progress import AHEAD_PERIODS
 from swarmsim.network import NetworkCut
 from swarmsim.preemption_record import PreemptionRecord
 from swarmsim.replica import MARK, ROW, ROW_BYTES, first, repeated

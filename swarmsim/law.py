@@ -86,7 +86,7 @@ class Laws:
 
     def boundary(self, replica: int, stage: int, round_index: int) -> None:
         """Check that rounds only advance. A round may be marked after a later one that was not applied: a leaving node
-        makes its message again for the round that is next at its successor (gossip/final_delta.py)."""
+        makes its message again for the round that is next at its successor (train/gossip/final_delta.py)."""
         self.checks += 1
         before = self._boundary.get(replica, -1)
         applied = self._stepped.get(replica, -1) >= before

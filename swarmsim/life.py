@@ -7,10 +7,10 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from swarmnode.errors import cause_of
-from swarmnode.ids import seeded
-from swarmnode.manifest.gossip_compat import meeting_steps, planned_meeting_steps
-from swarmnode.planner.plan import places
+from swarmnode.app.planner.plan import places
+from swarmnode.base.errors import cause_of
+from swarmnode.base.ids import seeded
+from swarmnode.run.manifest.gossip_compat import meeting_steps, planned_meeting_steps
 from swarmsim import event_queue, liveness_phase
 from swarmsim.directory import DirectoryFaults
 from swarmsim.fault import FAULTS

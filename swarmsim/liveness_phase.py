@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swarmnode.ids import machine_of
-from swarmnode.manifest.gossip_compat import meets
-from swarmnode.membership.liveness import PING_TIMEOUT_S
-from swarmnode.planner.geography import Nat
+from swarmnode.app.planner.geography import Nat
+from swarmnode.base.ids import machine_of
+from swarmnode.net.membership.liveness import PING_TIMEOUT_S
+from swarmnode.run.manifest.gossip_compat import meets
 from swarmsim.capacity import even, optimum
 from swarmsim.replica import DIMENSIONS, FakeReplica
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swarmsim.sim_node import SimNode
     from swarmsim.world import World
 
-UNBAN_S = 2.0 * PING_TIMEOUT_S  # node/failure_detector.py pings once the ban is over
+UNBAN_S = 2.0 * PING_TIMEOUT_S  # train/node/failure_detector.py pings once the ban is over
 LOOK_S = 1.0
 
 

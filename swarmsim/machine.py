@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from swarmnode.errors import DataError, LocalFault
-from swarmnode.parted_work import GivenEarly, Parts, run_whole
-from swarmnode.ports import Priority
-from swarmnode.recovery.tensorfile import scatter
+from swarmnode.base.errors import DataError, LocalFault
+from swarmnode.base.parted_work import GivenEarly, Parts, run_whole
+from swarmnode.base.ports import Priority
+from swarmnode.keep.recovery.tensorfile import scatter
 
 T = TypeVar("T")
-WAITING_MAX = 4096  # as machine/compute.py
+WAITING_MAX = 4096  # as app/machine/compute.py
 HASH_RATE = 2e9  # measured: SHA-256 on one core
 
 
@@ -53,7 +53,7 @@ class _SimWork:
 
 
 class SimMachine:
-    """ports.Compute: one piece at a time, most urgent first, then oldest first, as machine/compute.py.
+    """ports.Compute: one piece at a time, most urgent first, then oldest first, as app/machine/compute.py.
 
     A piece runs when its time begins; its result is delivered when its time is over.
     """

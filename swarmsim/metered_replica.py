@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from swarmnode.manifest import Manifest
-from swarmnode.model.adapter import trained_count
-from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
-from swarmnode.model.split import StageLayers
-from swarmnode.planner.plan import PIECE_TOKENS
-from swarmnode.ports import (
+from swarmnode.app.planner.plan import PIECE_TOKENS
+from swarmnode.base.ports import (
     Data,
     DraftedPieces,
     GivenPiece,
@@ -29,8 +25,12 @@ from swarmnode.ports import (
     Tape,
     WireTensor,
 )
-from swarmnode.transfer.snapshot import CHUNK_NBYTES, Snapshot
-from swarmnode.wire.record_pb2 import Progress
+from swarmnode.base.wire.record_pb2 import Progress
+from swarmnode.keep.transfer.snapshot import CHUNK_NBYTES, Snapshot
+from swarmnode.model.adapter import trained_count
+from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
+from swarmnode.model.split import StageLayers
+from swarmnode.run.manifest import Manifest
 from swarmsim.law import Laws
 from swarmsim.machine import Meter
 from swarmsim.network import FINE

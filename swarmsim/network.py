@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnode.ids import PeerId
-from swarmnode.planner.geography import RELAY_RATE, Address, Nat, rtt_s
-from swarmnode.uplink_scheduler import BULK_BYTES, UplinkScheduler
+from swarmnode.app.planner.geography import RELAY_RATE, Address, Nat, rtt_s
+from swarmnode.base.ids import PeerId
+from swarmnode.base.uplink_scheduler import BULK_BYTES, UplinkScheduler
 from swarmsim.link import LinkFlow, SimLink
 
 

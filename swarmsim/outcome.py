@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from swarmnode.api import RunHistory
-from swarmnode.metrics import name
-from swarmnode.node.report import KIND_OF_METHOD
-from swarmnode.wire import record_pb2
+from swarmnode.app.api import RunHistory
+from swarmnode.base.metrics import name
+from swarmnode.base.wire import record_pb2
+from swarmnode.train.node.report import KIND_OF_METHOD
 from swarmsim import capacity
 
 if TYPE_CHECKING:

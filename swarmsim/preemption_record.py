@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarmnode.node.span import PartNode
+    from swarmnode.train.node.span import PartNode
     from swarmsim.sim_node import SimNode
 
 

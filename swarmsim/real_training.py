@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ports import Replica, WireTensor
+from swarmnode.base.user_folders import default_cache
 from swarmnode.data.indexed import open_text
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest
 from swarmnode.model.device import use_one_thread
-from swarmnode.node.chunk_samples import CorpusSamples
-from swarmnode.pipeline.feeder import Samples
-from swarmnode.ports import Replica, WireTensor
-from swarmnode.user_folders import default_cache
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.chunk_samples import CorpusSamples
+from swarmnode.train.pipeline.feeder import Samples
 
 CHAIN_WIDTH = 4  # tokens that may follow a token: the reachable loss is at most log(CHAIN_WIDTH) nats
 

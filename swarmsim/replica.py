@@ -13,16 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmnode.data.sample import counted_targets
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.outer import ALL
-from swarmnode.gossip_rules import codecs
-from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width, constants, from_base
-from swarmnode.model.adapter import trained_count
-from swarmnode.model.memory_budget import GraphMemory
-from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
-from swarmnode.model.split import StageLayers, stages_of
-from swarmnode.ports import (
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import (
     Data,
     DraftedPieces,
     GivenPiece,
@@ -39,6 +31,14 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
+from swarmnode.data.sample import counted_targets
+from swarmnode.model.adapter import trained_count
+from swarmnode.model.memory_budget import GraphMemory
+from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
+from swarmnode.model.split import StageLayers, stages_of
+from swarmnode.run.gossip_rules import codecs
+from swarmnode.run.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width, constants, from_base
+from swarmnode.train.gossip.outer import ALL
 from swarmnode.trust.robust import PacketGuard
 from swarmsim.law import Laws
 

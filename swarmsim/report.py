@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from swarmnode.pipeline.microbatch_size import shares_text
+from swarmnode.train.pipeline.microbatch_size import shares_text
 from swarmsim.outcome import CurvePoint, Outcome
 
 WIDTH = 640

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from swarmnode.manifest import Manifest
-from swarmnode.pipeline.feeder import Samples
-from swarmnode.ports import WireTensor
+from swarmnode.base.ports import WireTensor
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.pipeline.feeder import Samples
 from swarmsim.replica import MARK, fake
 
 

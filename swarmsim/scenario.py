@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from swarmnode.errors import UsageError
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.text import from_tree
-from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet, scaled
-from swarmnode.planner.stage_memory import ADVICE, shortages, tightest
-from swarmnode.text_file import decoded
+from swarmnode.app.planner.fleet import MachineKind, parse_fleet, read_fleet, scaled
+from swarmnode.app.planner.stage_memory import ADVICE, shortages, tightest
+from swarmnode.base.errors import UsageError
+from swarmnode.base.text_file import decoded
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.text import from_tree
 from swarmsim.directory import DirectoryFaults
 from swarmsim.network import Weather
 

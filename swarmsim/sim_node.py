@@ -7,24 +7,24 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Protocol
 
-from swarmnode.errors import LocalFault, Unavailable, cause_of
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId, digest, seeded
-from swarmnode.node.drain import DrainReport
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.node.node import Node
-from swarmnode.node.node_ports import NodePorts
-from swarmnode.node.notice import GRACE_S, Notice, NoticeKind, Notices
-from swarmnode.node.shared_transport import SharedTransport
-from swarmnode.node.span import PartNode, SpanPorts
-from swarmnode.pipeline.feeder import Samples
-from swarmnode.pipeline.microbatch_size import Host
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.stage_memory import blocks_of, fit_of
-from swarmnode.ports import Replica, Transport
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transfer.donor import DonorLimits
-from swarmnode.wire import record_pb2
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.stage_memory import blocks_of, fit_of
+from swarmnode.base.errors import LocalFault, Unavailable, cause_of
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId, digest, seeded
+from swarmnode.base.ports import Replica, Transport
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.resumption import CheckpointOptions
+from swarmnode.keep.transfer.donor import DonorLimits
+from swarmnode.train.node.drain import DrainReport
+from swarmnode.train.node.membership_handlers import MembershipHandlers
+from swarmnode.train.node.node import Node
+from swarmnode.train.node.node_ports import NodePorts
+from swarmnode.train.node.notice import GRACE_S, Notice, NoticeKind, Notices
+from swarmnode.train.node.shared_transport import SharedTransport
+from swarmnode.train.node.span import PartNode, SpanPorts
+from swarmnode.train.pipeline.feeder import Samples
+from swarmnode.train.pipeline.microbatch_size import Host
 from swarmsim.directory import SimDht, SimDirectory
 from swarmsim.law import Laws
 from swarmsim.machine import Disk, Meter, SimMachine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarmnode.errors import UsageError
-from swarmnode.manifest import Manifest
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.plan import plan
-from swarmnode.planner.simulated import Simulated
-from swarmnode.planner.stage_memory import able
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.plan import plan
+from swarmnode.app.planner.simulated import Simulated
+from swarmnode.app.planner.stage_memory import able
+from swarmnode.base.errors import UsageError
+from swarmnode.run.manifest import Manifest
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
-from swarmnode.metrics.event import check_event
+from swarmnode.base.metrics.event import check_event
 
 RECENT_MAX = 14
 NOT_DECISIONS = frozenset({"loss", "delta_norm", "step_norm", "gradient_norm", "error", "why"})

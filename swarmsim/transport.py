@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from swarmnode import header as frame
-from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, short
-from swarmnode.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry, WireTensor
-from swarmnode.uplink_scheduler import BULK_BYTES
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base import header as frame
+from swarmnode.base.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId, short
+from swarmnode.base.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.base.uplink_scheduler import BULK_BYTES
+from swarmnode.base.wire import call_pb2 as wire
 from swarmsim.network import FINE, Network, NetworkPort, SimMessage
 
-PREAMBLE_BYTES = 12  # as transport/frame.py's
+PREAMBLE_BYTES = 12  # as net/transport/frame.py's
 PROMPT = frozenset({"ping", "reserve"})
 """Methods whose handlers never wait. They make up most calls and are answered without a task (8 % fewer events)."""
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]

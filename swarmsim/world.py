@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from swarmnode.errors import DataError
-from swarmnode.gossip import pairing
-from swarmnode.ids import PeerId, RunId, digest, machine_of, seeded
-from swarmnode.membership.record import remember
-from swarmnode.metrics import name
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Nat
+from swarmnode.app.planner.stage_memory import repeated
+from swarmnode.base.errors import DataError
+from swarmnode.base.ids import PeerId, RunId, digest, machine_of, seeded
+from swarmnode.base.metrics import name
+from swarmnode.keep.recovery import checkpoint_io
+from swarmnode.keep.recovery.resumption import CheckpointOptions, Resumption
 from swarmnode.model.split import stages_of
-from swarmnode.pipeline.feeder import Samples
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Nat
-from swarmnode.planner.stage_memory import repeated
-from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.resumption import CheckpointOptions, Resumption
+from swarmnode.net.membership.record import remember
+from swarmnode.train.gossip import pairing
+from swarmnode.train.pipeline.feeder import Samples
 from swarmsim.directory import SimDht
 from swarmsim.law import Laws
 from swarmsim.learned import LearnedSamples
@@ -329,7 +329,7 @@ class World:
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):
-            return  # a stage that the node saved in its own home (recovery/resumption.py)
+            return  # a stage that the node saved in its own home (keep/recovery/resumption.py)
         self.laws.checks += 1
         given = self.resumption.checkpoint.samples if self.resumption is not None else 0
         if int(str(fields["samples_total"])) < given:  # a later one is the newest copy of a stage that was lost since

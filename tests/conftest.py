@@ -23,8 +23,8 @@ import uvloop
 from hypothesis import settings
 
 from benchmarks.swarm.laws import called_forged, read_lines
-from swarmnode.daemon import service_manager
-from swarmnode.local.spawn import SPAWNER
+from swarmnode.app.daemon import service_manager
+from swarmnode.app.local.spawn import SPAWNER
 from swarmnode_methods.rules import CODECS, METHODS
 from swarmsim import virtual_time
 

@@ -76,8 +76,8 @@ METHOD_TEST = '''"""The equation of halfway averaging."""
 
 import torch
 
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
+from swarmnode.train.gossip.outer import outer
+from swarmnode.run.manifest import GossipSpec
 
 
 def test_a_lone_replica_moves_half_of_the_way() -> None:
@@ -93,8 +93,8 @@ FLAG_TEST = '''"""`join --nice`."""
 import os
 from unittest import mock
 
-from swarmnode.cli.join import command
-from swarmnode.daemon.process import use_niceness
+from swarmnode.app.cli.join import command
+from swarmnode.app.daemon.process import use_niceness
 
 
 def test_a_volunteer_says_how_nice_the_process_is() -> None:
@@ -109,7 +109,7 @@ LIMIT_TEST = '''"""The limit on the traffic of the node itself."""
 
 from dataclasses import replace
 
-from swarmnode.node.limits import Limits, SensorReading, change, decide
+from swarmnode.train.node.limits import Limits, SensorReading, change, decide
 
 
 def test_a_node_that_moves_too_much_pauses() -> None:
@@ -191,11 +191,13 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "flag": Recipe(
         insertions=(
-            Insertion("swarmnode/cli/join.py", '@click.option("--credit"', FLAG_OPTION),
-            Insertion("swarmnode/daemon/options.py", "    credited: bool", "    nice: int = 0\n"),
-            Insertion("swarmnode/daemon/process.py", "PAUSE_BYTES_MAX =", FLAG_FUNCTION),
+            Insertion("swarmnode/app/cli/join.py", '@click.option("--credit"', FLAG_OPTION),
+            Insertion("swarmnode/app/daemon/options.py", "    credited: bool", "    nice: int = 0\n"),
+            Insertion("swarmnode/app/daemon/process.py", "PAUSE_BYTES_MAX =", FLAG_FUNCTION),
             Insertion(
-                "swarmnode/daemon/process.py", "    check_device(options.device)", "    use_niceness(options.nice)\n"
+                "swarmnode/app/daemon/process.py",
+                "    check_device(options.device)",
+                "    use_niceness(options.nice)\n",
             ),
             Insertion("docs/volunteer.md", "| `--on-ac-only` |", "| `--nice 10` | lets other programs go first |\n"),
         ),
@@ -209,13 +211,15 @@ RECIPES: Mapping[str, Recipe] = {
     "limit": Recipe(
         insertions=(
             Insertion(
-                "swarmnode/node/limits.py",
+                "swarmnode/train/node/limits.py",
                 "    max_load: float | None = None",
                 "    max_traffic_bps: float | None = None\n",
             ),
-            Insertion("swarmnode/node/limits.py", '    return LimitVerdict(False, None, "on battery")', LIMIT_CHECK),
-            Insertion("swarmnode/node/limits.py", "    _battery,", "    _traffic,\n"),
-            Insertion("swarmnode/node/limits.py", "LIMIT_KINDS: Mapping[str, LimitKind] = {", LIMIT_ROW),
+            Insertion(
+                "swarmnode/train/node/limits.py", '    return LimitVerdict(False, None, "on battery")', LIMIT_CHECK
+            ),
+            Insertion("swarmnode/train/node/limits.py", "    _battery,", "    _traffic,\n"),
+            Insertion("swarmnode/train/node/limits.py", "LIMIT_KINDS: Mapping[str, LimitKind] = {", LIMIT_ROW),
             Insertion(
                 "docs/volunteer.md", "| `--on-ac-only` |", "| `--max-traffic 50Mbit` | pauses while it moves more |\n"
             ),
@@ -230,14 +234,14 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "panel": Recipe(
         insertions=(
-            Insertion("swarmnode/metrics/name.py", "# The node.", METRIC),
+            Insertion("swarmnode/base/metrics/name.py", "# The node.", METRIC),
             Insertion(
-                "swarmnode/node/regulator.py",
-                "from swarmnode.errors import",
-                "from swarmnode.metrics import name\n",
+                "swarmnode/train/node/regulator.py",
+                "from swarmnode.base.errors import",
+                "from swarmnode.base.metrics import name\n",
             ),
             Insertion(
-                "swarmnode/node/regulator.py",
+                "swarmnode/train/node/regulator.py",
                 '            self.telemetry.event("limits.verdict"',
                 "            self.telemetry.count(name.VERDICTS)\n",
             ),

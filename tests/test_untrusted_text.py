@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.untrusted_text import markdown_text
+from swarmnode.base.untrusted_text import markdown_text
 
 
 @pytest.mark.parametrize(

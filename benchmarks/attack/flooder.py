@@ -30,21 +30,21 @@ from typing import Any
 import psutil
 import uvloop
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import bare, receipt
-from swarmnode.header import HEADER_BYTES_MAX, VERSION, seal_request
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, seeded
-from swarmnode.membership.record import sign_record
-from swarmnode.ports import Answer, Call, Packet, Verdict
-from swarmnode.transport import frame
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.p2pd_process import DIAL_TIMEOUT_S
-from swarmnode.transport.stream import P2pdStream
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.header import HEADER_BYTES_MAX, VERSION, seal_request
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId, seeded
+from swarmnode.base.ports import Answer, Call, Packet, Verdict
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.directory import DhtDirectory
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.p2pd_process import DIAL_TIMEOUT_S
+from swarmnode.net.transport.stream import P2pdStream
+from swarmnode.train.gossip.acceptance import bare, receipt
 
 GIB = 1 << 30
 SIZES = (GIB, 64 << 20, 8 << 20, 1 << 20, 128 << 10)  # announced in turn: some method here takes each of the smaller

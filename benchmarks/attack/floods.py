@@ -25,11 +25,11 @@ from benchmarks.attack.flooder import TTL_S, WAYS, Order
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
 from benchmarks.swarm.laws import read_log
 from benchmarks.swarm.learning_swarm import FleetMeter
-from swarmnode.errors import LocalFault, UsageError
-from swarmnode.local.child import environment
-from swarmnode.local.fleet import Fleet
-from swarmnode.manifest import PRESETS, SIGNED_FILE, read_signed, verify
-from swarmnode.ports import Clock
+from swarmnode.app.local.child import environment
+from swarmnode.app.local.fleet import Fleet
+from swarmnode.base.errors import LocalFault, UsageError
+from swarmnode.base.ports import Clock
+from swarmnode.run.manifest import PRESETS, SIGNED_FILE, read_signed, verify
 
 NODES = 4
 STAGES = 2

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.attack.lying_replica import ALL, HONEST, STEER, LyingReplica, Steering
-from swarmnode.cli import main as command_line
-from swarmnode.daemon import process
+from swarmnode.app.cli import main as command_line
+from swarmnode.app.daemon import process
 
 
 def main(arguments: list[str]) -> int:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnode.errors import UsageError
-from swarmnode.machine.replica import TorchReplica
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ports import LossResult, State, Tape, WireTensor
 from swarmnode.model.boundary_code import decode_boundary, encode_boundary
-from swarmnode.ports import LossResult, State, Tape, WireTensor
 
 
 def _noise(tensor: Tensor) -> Tensor:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks.method.gossip import in_processes, measured_before, spec
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
-from swarmnode.errors import UsageError
-from swarmnode.gossip import compression
-from swarmnode.gossip.acceptance import PROVEN, Reputation
-from swarmnode.gossip.outer import ALL, CLIPPED, Outer, outer
-from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode.train.gossip import compression
+from swarmnode.train.gossip.acceptance import PROVEN, Reputation
+from swarmnode.train.gossip.outer import ALL, CLIPPED, Outer, outer
 from swarmnode_methods.fragment import fragment
 from swarmnode_methods.mean import DeltaMean
 

@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from swarmnode.ids import PeerId, seeded
+from swarmnode.base.ids import PeerId, seeded
 from swarmnode.trust.audit import Audits
 from swarmnode.trust.verdict import CLOSE, Evidence, verdict
 

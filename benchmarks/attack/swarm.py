@@ -17,8 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.attack.lying_replica import TARGET, LyingReplica, triggered
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import (
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.app.planner.fleet import MachineKind, parse_fleet
+from swarmnode.base.metrics import name
+from swarmnode.keep.transfer.state_slices import apart
+from swarmnode.model.device import use_one_thread
+from swarmnode.run.manifest import (
     PRESETS,
     GossipSpec,
     InnerSpec,
@@ -28,10 +32,6 @@ from swarmnode.manifest import (
     PipelineSpec,
     TrainingSpec,
 )
-from swarmnode.metrics import name
-from swarmnode.model.device import use_one_thread
-from swarmnode.planner.fleet import MachineKind, parse_fleet
-from swarmnode.transfer.state_slices import apart
 from swarmsim import event_queue, real_training
 from swarmsim.life import SimulatedLife
 from swarmsim.machine import Meter

@@ -19,8 +19,8 @@ from benchmarks.attack import floods, packets
 from benchmarks.attack.flooder import WAYS
 from benchmarks.attack.swarm import METHODS, SwarmLife, live
 from benchmarks.method.gossip import in_processes
-from swarmnode.errors import UsageError
-from swarmnode.ports import Clock
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ports import Clock
 
 JOURNAL = "attack.jsonl"
 FINEST = "steer toward=mean cosine=.98 length=1.3"

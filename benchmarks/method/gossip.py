@@ -23,12 +23,12 @@ from torch import Tensor
 
 from benchmarks.method.inner_optimizer import check_optimizer
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
-from swarmnode.errors import UsageError
-from swarmnode.gossip import compression
-from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip_rules import with_property
-from swarmnode.manifest import GossipSpec, InnerSpec
-from swarmnode.manifest.text import from_tree
+from swarmnode.base.errors import UsageError
+from swarmnode.run.gossip_rules import with_property
+from swarmnode.run.manifest import GossipSpec, InnerSpec
+from swarmnode.run.manifest.text import from_tree
+from swarmnode.train.gossip import compression
+from swarmnode.train.gossip.outer import Outer, outer
 from swarmsim.drawing import STYLE, Curve, drawing
 from swarmsim.drawing import table as html_table
 

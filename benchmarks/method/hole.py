@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.method.boundary import BASE, BoundaryRun, Pipeline
 from benchmarks.method.gossip import in_processes
-from swarmnode.errors import UsageError
-from swarmnode.ids import stage_name
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ids import stage_name
 
 
 @dataclass(frozen=True, slots=True)

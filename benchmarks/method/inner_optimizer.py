@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 from swarmnode.model.muon import orthogonalize
 from swarmnode.model.turn import WHOLE, Turn
 

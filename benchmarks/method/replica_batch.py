@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.method.inner_optimizer import ADAMW, MUON, BatchOptimizer, MatrixRows
+from swarmnode.base.ids import PeerId, RunId, digest, digest64
+from swarmnode.base.ports import OuterReport, Packet, WireTensor
+from swarmnode.base.work import Work
 from swarmnode.data.source import demo_documents
-from swarmnode.gossip.fallback_partner import fallback_order
-from swarmnode.gossip.outer import Outer
-from swarmnode.gossip.pairing import groups
-from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.model.turn import WHOLE, Turn
-from swarmnode.ports import OuterReport, Packet, WireTensor
-from swarmnode.work import Work
+from swarmnode.train.gossip.fallback_partner import fallback_order
+from swarmnode.train.gossip.outer import Outer
+from swarmnode.train.gossip.pairing import groups
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.gradient import Gradient, GradientOf
 from swarmnode_methods.noloco import NoLoCo

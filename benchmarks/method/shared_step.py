@@ -31,13 +31,13 @@ from torch import Tensor
 from benchmarks.method.gossip import in_processes
 from benchmarks.method.inner_optimizer import MUON
 from benchmarks.method.replica_batch import WSD, ReplicaBatch, ToySpec, losses, read_text
-from swarmnode.errors import UsageError
-from swarmnode.gossip.compression import Codec, codec
-from swarmnode.gossip_rules import codecs, methods
-from swarmnode.ids import digest64
-from swarmnode.manifest.check import odd
-from swarmnode.manifest.spec import FRAGMENTS_MAX
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ids import digest64
 from swarmnode.model.turn import Turn
+from swarmnode.run.gossip_rules import codecs, methods
+from swarmnode.run.manifest.check import odd
+from swarmnode.run.manifest.spec import FRAGMENTS_MAX
+from swarmnode.train.gossip.compression import Codec, codec
 
 SHARES = (0.5, 2 / 3, 5 / 6, 1.0)
 FRAGMENT = 2 / 127  # bytes a weight of a fragment: bfloat16, swarmnode_methods/fragment.py

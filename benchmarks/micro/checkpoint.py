@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarmnode.ids import PeerId, RunId
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.membership.progress import to_message
-from swarmnode.ports import State, WireTensor
-from swarmnode.recovery import checkpoint as form
-from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.checkpoint_io import ReplicaHoldings, Shapes
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transfer.snapshot import Snapshot
-from swarmnode.wire import record_pb2
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import State, WireTensor
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery import checkpoint as form
+from swarmnode.keep.recovery import checkpoint_io
+from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings, Shapes
+from swarmnode.keep.recovery.resumption import CheckpointOptions
+from swarmnode.keep.transfer.snapshot import Snapshot
+from swarmnode.net.membership.progress import to_message
+from swarmnode.run.manifest import PRESETS, Manifest
 
 PIECE_NBYTES = 8 << 20
 TARGET_DISK = 0.7

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from swarmnode.gossip.compression import Codec, build, codec, codec_class
-from swarmnode.gossip_rules import codecs
+from swarmnode.run.gossip_rules import codecs
+from swarmnode.train.gossip.compression import Codec, build, codec, codec_class
 from swarmnode_methods.delta import DeltaCodec
 
 PARAMETERS = 1 << 24

@@ -8,8 +8,8 @@ from outside, including the seconds before it reacts. `swarmnode bench knock` pr
 * spread: the same, each from another address.
 
 During each attack an invited newcomer joins from another address than the attacker's: `newcomer_s` is the time to its
-first answer. Without `transport/flood_guard.py` streams cost p2pd 8 to 10 % of a core. Go's settings did not bring that
-below 5 % (GOGC=400, or off with a GOMEMLIMIT: 8 to 9 %, and 60 MB more memory; GOMAXPROCS=1: 6 to 8.5 %).
+first answer. Without `net/transport/flood_guard.py` streams cost p2pd 8 to 10 % of a core. Go's settings did not bring
+that below 5 % (GOGC=400, or off with a GOMEMLIMIT: 8 to 9 %, and 60 MB more memory; GOMAXPROCS=1: 6 to 8.5 %).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ import psutil
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode import owner
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.access import AccessRules, sign_grant, sign_pass
-from swarmnode.membership.admission import Admission
-from swarmnode.ports import Answer, Call
-from swarmnode.transport import frame
-from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.p2pd_process import DIAL_TIMEOUT_S
-from swarmnode.wire import access_pb2
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import access_pb2
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.address import parse_endpoint
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.p2pd_process import DIAL_TIMEOUT_S
+from swarmnode.run import owner
+from swarmnode.run.admission.access import AccessRules, sign_grant, sign_pass
+from swarmnode.run.admission.admission import Admission
 
 PER_MINUTE = 10_000
 SECONDS = 30.0

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.stage_memory import fit_of
 from swarmnode.model.memory_budget import MemoryNeed
 from swarmnode.model.split import stages_of
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
-from swarmnode.planner.stage_memory import fit_of
+from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 
 VOCABULARY = 128_256
 CONTEXT = 2048

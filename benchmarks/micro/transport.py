@@ -26,16 +26,16 @@ import psutil
 import uvloop
 from hivemind.p2p import PeerID
 
-from swarmnode import plugin
-from swarmnode.errors import LocalFault, UsageError
-from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import Answer, Call, WireTensor
-from swarmnode.transport.key_file import create
-from swarmnode.transport.kind import LIBP2P, open_transport
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.stream import FRAME_BYTES
-from swarmnode.transport.stream_transport import StreamTransport
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base import plugin
+from swarmnode.base.errors import LocalFault, UsageError
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.kind import LIBP2P, open_transport
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.stream import FRAME_BYTES
+from swarmnode.net.transport.stream_transport import StreamTransport
 
 SIZES_MIB = (1, 4, 16, 64)
 TARGET_RATIO = 0.7

@@ -24,19 +24,19 @@ from typing import Any
 
 from benchmarks.micro.transport import own_transport
 from benchmarks.swarm.harness import SwarmHarness, swarm_of
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
-from swarmnode.local.fleet import Fleet
-from swarmnode.local.summary import NodeFacts, count
-from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.membership.liveness import ping_fault
-from swarmnode.metrics import name
+from swarmnode.app.local.fleet import Fleet
+from swarmnode.app.local.summary import NodeFacts, count
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Call, Transport, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.model.split import stages_of
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
-from swarmnode.ports import Call, Transport, WireTensor
-from swarmnode.transport.capacity import TIMEOUT_S, noise
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.net.membership.liveness import ping_fault
+from swarmnode.net.transport.capacity import TIMEOUT_S, noise
+from swarmnode.run.manifest import PRESETS, Manifest
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
 from swarmsim.scenario import RecoveryBounds, Scenario

@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks.swarm.fault_injection import FAULTS, SAMPLES_BETWEEN, STAGES, ChaosRun
 from benchmarks.swarm.harness import spread
 from benchmarks.swarm.laws import broken
-from swarmnode.errors import LocalFault
-from swarmnode.ids import seeded
-from swarmnode.local.fleet import Note
-from swarmnode.local.summary import totals
-from swarmnode.manifest import PRESETS
-from swarmnode.ports import Clock
+from swarmnode.app.local.fleet import Note
+from swarmnode.app.local.summary import totals
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.ids import seeded
+from swarmnode.base.ports import Clock
+from swarmnode.run.manifest import PRESETS
 
 KILLS_MIN = 20
 KILLS_MORE = (

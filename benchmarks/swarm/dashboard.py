@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryTransport
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard.server import load_assets
-from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.machine.run_archive import Archive
-from swarmnode.manifest import GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, sign
+from swarmnode.app.dashboard.server import load_assets
+from swarmnode.app.dashboard.start import Dashboard, PageAddress, dashboard
+from swarmnode.app.machine.run_archive import Archive
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.run.manifest import GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, sign
 
 RUN = RunId("ab" * 32)
 STEP_S = 2.0  # between two updates of the simulated nodes

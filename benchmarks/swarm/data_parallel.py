@@ -26,15 +26,15 @@ import psutil
 
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, trains
 from benchmarks.swarm.pytorch_ddp import DdpTask
-from swarmnode.local.child import Child
-from swarmnode.local.fleet import Note
-from swarmnode.local.summary import NodeFacts, count, parse_series
-from swarmnode.manifest import SIGNED_FILE, Manifest
-from swarmnode.manifest.recipe import parameters_of
-from swarmnode.metrics import name
+from swarmnode.app.local.child import Child
+from swarmnode.app.local.fleet import Note
+from swarmnode.app.local.summary import NodeFacts, count, parse_series
+from swarmnode.app.planner.plan_search import together
+from swarmnode.base.metrics import name
+from swarmnode.base.user_folders import default_cache
 from swarmnode.model.device import autocasts
-from swarmnode.planner.plan_search import together
-from swarmnode.user_folders import default_cache
+from swarmnode.run.manifest import SIGNED_FILE, Manifest
+from swarmnode.run.manifest.recipe import parameters_of
 
 PROCESSES = {2: 2}  # of DDP beside so many nodes; one plain process beside others
 WARM_SAMPLES = 128  # guess: both sides train steadily by then

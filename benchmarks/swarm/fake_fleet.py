@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode import __version__
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId, seeded
-from swarmnode.manifest import Manifest
-from swarmnode.membership.progress import to_message
-from swarmnode.membership.receipt import WorkDone, sign_receipt
-from swarmnode.membership.record import sign_record
-from swarmnode.metrics import name
-from swarmnode.metrics.events import RecentEvents
-from swarmnode.metrics.name import series
-from swarmnode.node.report import Reporter
-from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId, seeded
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.events import RecentEvents
+from swarmnode.base.metrics.name import series
+from swarmnode.base.wire import record_pb2, report_pb2
+from swarmnode.net.membership.progress import to_message
+from swarmnode.net.membership.receipt import WorkDone, sign_receipt
+from swarmnode.net.membership.record import sign_record
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.report import Reporter
 
 BEGINNING_UNIX_S = 1.75e9
 LINKS_EACH = 6

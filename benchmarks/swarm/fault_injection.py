@@ -17,12 +17,12 @@ import psutil
 from benchmarks.fake_cloud import FakeMetadata
 from benchmarks.swarm.harness import FINE_S, SwarmHarness, fleet_in, resting, trains
 from benchmarks.swarm.laws import told
-from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.fleet import Note
-from swarmnode.local.summary import totals
-from swarmnode.manifest import Manifest
-from swarmnode.ports import Clock
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.fleet import Note
+from swarmnode.app.local.summary import totals
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.ports import Clock
+from swarmnode.run.manifest import Manifest
 
 NODES = 7
 STAGES = 3

@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 
 from benchmarks.swarm.laws import told
-from swarmnode import manifest as manifests
-from swarmnode.errors import LocalFault
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.local.fleet import START_TIMEOUT_S, Command, Fleet, FleetPlan, Note
-from swarmnode.local.summary import count, totals
-from swarmnode.manifest import SIGNED_FILE, Manifest
-from swarmnode.metrics import name
-from swarmnode.user_folders import default_cache
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.app.local.fleet import START_TIMEOUT_S, Command, Fleet, FleetPlan, Note
+from swarmnode.app.local.summary import count, totals
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.metrics import name
+from swarmnode.base.user_folders import default_cache
+from swarmnode.base.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import SIGNED_FILE, Manifest
 
 POLL_S = 0.3
 FINE_S = 0.05

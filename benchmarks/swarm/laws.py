@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from swarmnode.ids import PeerId, short
+from swarmnode.base.ids import PeerId, short
 
 LOG_NAME = "events.jsonl"
 Event = dict[str, Any]

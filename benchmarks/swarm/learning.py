@@ -37,12 +37,12 @@ from benchmarks.swarm.plain_grid import (
     measure,
     plain_run,
 )
-from swarmnode import manifest as manifests
-from swarmnode.errors import UsageError
-from swarmnode.manifest import SIGNED_FILE, Manifest, ModelSpec
+from swarmnode.base.errors import UsageError
+from swarmnode.base.ports import Clock
+from swarmnode.base.user_folders import default_cache
 from swarmnode.model.device import autocasts, use_one_thread
-from swarmnode.ports import Clock
-from swarmnode.user_folders import default_cache
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import SIGNED_FILE, Manifest, ModelSpec
 
 Point = tuple[float, float]
 Curve = Sequence[Point]

@@ -17,12 +17,12 @@ import psutil
 
 from benchmarks.swarm.harness import fleet_in
 from benchmarks.swarm.laws import read_log
-from swarmnode.errors import LocalFault
-from swarmnode.local.fleet import Fleet
-from swarmnode.local.summary import count, totals
-from swarmnode.manifest import Manifest
-from swarmnode.metrics import name
-from swarmnode.ports import Clock
+from swarmnode.app.local.fleet import Fleet
+from swarmnode.app.local.summary import count, totals
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Clock
+from swarmnode.run.manifest import Manifest
 
 POLL_S = 0.5
 LOOK_SAMPLES = 512  # guess: samples between validations, at most; two validators then cost a twelfth of the work

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 
 from benchmarks.swarm.harness import fleet_in
 from benchmarks.swarm.plain_model import PlainLlama, PlainMuon
-from swarmnode import manifest as manifests
-from swarmnode.errors import LocalFault
-from swarmnode.local.summary import count
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.metrics import name
+from swarmnode.app.local.summary import count
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.metrics import name
 from swarmnode.model.device import autocasts, half_dtype
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 
 STAGES = 3
 WARM_SAMPLES = 64

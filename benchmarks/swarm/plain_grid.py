@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.swarm.laws import read_lines
 from benchmarks.swarm.pytorch_learning import VERSION, GridPoint, LossPoint, TrainingTask
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.ids import digest
 from swarmnode.data.indexed import open_text
-from swarmnode.errors import LocalFault
-from swarmnode.ids import digest
-from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import PRESETS, Manifest
 
 BATCHES = (8, 4, 16, 32, 64)  # best first, so that an interrupted bench has them in its journal
 ADAMW_RATES = (1.5e-3, 1.05e-3, 2.1e-3, 3e-3, 0.75e-3)  # around the best of batches of 4 to 32 (demo, 7,500 samples)

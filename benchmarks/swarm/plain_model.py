@@ -1,6 +1,6 @@
 """Baseline of `bench learning`: a small Llama and a Muon in plain PyTorch, without code shared with the swarm.
 
-Sizes: as in swarmnode/bench/pytorch_model.py.
+Sizes: as in swarmnode/app/bench/pytorch_model.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from swarmnode.bench.pytorch_model import PlainLayer, positions
-from swarmnode.manifest import ModelSpec
+from swarmnode.app.bench.pytorch_model import PlainLayer, positions
+from swarmnode.run.manifest import ModelSpec
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan, "Muon", 2024: a quintic iteration with a steep slope at zero
 NEWTON_SCHULZ_STEPS = 5  # Jordan, 2024

@@ -20,8 +20,10 @@ import torch
 
 from benchmarks.method.boundary import BASE, BoundaryRun, Pipeline
 from benchmarks.method.gossip import in_processes
-from swarmnode.errors import UsageError
-from swarmnode.manifest import (
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.base.errors import UsageError
+from swarmnode.run.manifest import (
     PRESETS,
     DataSpec,
     GossipSpec,
@@ -33,8 +35,6 @@ from swarmnode.manifest import (
     boundary_codes,
     boundary_nbytes,
 )
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
 from swarmsim.life import simulate
 from swarmsim.network import Weather
 from swarmsim.scenario import RecoveryBounds, Scenario

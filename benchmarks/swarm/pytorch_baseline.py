@@ -17,11 +17,11 @@ import torch.nn.functional as F
 
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
-from swarmnode.manifest import Manifest, read_signed
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import autocasts
 from swarmnode.model.optimizer import learning_rate
 from swarmnode.model.split import initial, parameter_shapes, split
+from swarmnode.run.manifest import Manifest, read_signed
 
 WARM_STEPS = 2
 

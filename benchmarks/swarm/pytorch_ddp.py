@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.swarm.plain_model import PlainLlama, initialise
 from benchmarks.swarm.pytorch_learning import GridPoint, one_step, optimizers, tensors
 from swarmnode.data.indexed import open_text
-from swarmnode.manifest import read_signed
-from swarmnode.manifest.spec import InnerSpec
+from swarmnode.run.manifest import read_signed
+from swarmnode.run.manifest.spec import InnerSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from benchmarks.swarm.plain_model import PlainLlama, PlainMuon, initialise
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.sample import IGNORED, SampleBatch
-from swarmnode.manifest import Manifest, read_signed
+from swarmnode.run.manifest import Manifest, read_signed
 
 VERSION = 2
 """Version of these measurements. A change that alters curves increments it, and journals are measured anew."""

@@ -20,17 +20,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarmnode.manifest import PRESETS, Manifest, Recipe, fit
-from swarmnode.planner.fitted import fitted
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
-from swarmnode.planner.plan_search import with_values
+from swarmnode.app.planner.fitted import fitted
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.plan_search import with_values
+from swarmnode.run.manifest import PRESETS, Manifest, Recipe, fit
 from swarmsim.drawing import COLOURS, STYLE, Curve, drawing, table
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
 
 FLOPS = 2e7  # a machine trains two samples of the tiny model in five seconds
-CONTEXT = 128  # tokens: of the tiny preset's 32 a piece's fixed cost (planner/plan.py) would be more than its samples'
+CONTEXT = (
+    128  # tokens: of the tiny preset's 32 a piece's fixed cost (app/planner/plan.py) would be more than its samples'
+)
 TARGETS = (1 / 8, 1 / 4, 3 / 8)
 LINES = {"LAN": (1e9, 1e9, 0.0005), "home": (20e6, 100e6, 0.025)}  # bit/s up, down, seconds to the network
 RATE = 0.02

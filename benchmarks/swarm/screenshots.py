@@ -28,28 +28,28 @@ from rich.terminal_theme import MONOKAI
 from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
 from swarmnode import __version__
-from swarmnode.control.service import ControlServer
-from swarmnode.daemon.clock import SystemClock
-from swarmnode.dashboard.board import Changes, Round
-from swarmnode.dashboard.history import History, HistoryPoint, history_path
-from swarmnode.dashboard.start import Dashboard
-from swarmnode.errors import UsageError
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, seeded
-from swarmnode.local.node_page import NodePage
-from swarmnode.local.session import SessionView
-from swarmnode.local.summary import NodeFacts, Totals
-from swarmnode.local.swarm_view import NodeWatch, picture, render
-from swarmnode.machine.receipt_store import Receipts
-from swarmnode.machine.run_archive import Archive
-from swarmnode.manifest import Manifest
-from swarmnode.membership.receipt import WorkDone, sign_receipt
-from swarmnode.metrics import name
-from swarmnode.metrics.events import EventLog
-from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, SensorReading, change, decide, show
-from swarmnode.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.daemon.clock import SystemClock
+from swarmnode.app.dashboard.board import Changes, Round
+from swarmnode.app.dashboard.history import History, HistoryPoint, history_path
+from swarmnode.app.dashboard.start import Dashboard
+from swarmnode.app.local.node_page import NodePage
+from swarmnode.app.local.session import SessionView
+from swarmnode.app.local.summary import NodeFacts, Totals
+from swarmnode.app.local.swarm_view import NodeWatch, picture, render
+from swarmnode.app.machine.receipt_store import Receipts
+from swarmnode.app.machine.run_archive import Archive
+from swarmnode.base.errors import UsageError
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, seeded
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.events import EventLog
+from swarmnode.base.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
+from swarmnode.keep.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
+from swarmnode.net.membership.receipt import WorkDone, sign_receipt
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.limits import NOT_ASKED, AskedPause, Limits, SensorReading, change, decide, show
 
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}

@@ -20,13 +20,13 @@ from typing import Any
 
 import psutil
 
-from swarmnode import manifest as manifests
-from swarmnode.local.child import Child
-from swarmnode.local.fleet import Fleet, FleetPlan
-from swarmnode.local.summary import count
-from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
-from swarmnode.metrics import name
-from swarmnode.user_folders import default_cache
+from swarmnode.app.local.child import Child
+from swarmnode.app.local.fleet import Fleet, FleetPlan
+from swarmnode.app.local.summary import count
+from swarmnode.base.metrics import name
+from swarmnode.base.user_folders import default_cache
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import PRESETS, SIGNED_FILE, Manifest
 
 NODES = 6
 WARM_SAMPLES = 256

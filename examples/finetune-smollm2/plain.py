@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.sample import IGNORED, SampleBatch
-from swarmnode.manifest import Manifest, read_signed
+from swarmnode.run.manifest import Manifest, read_signed
 from swarmnode.model.device import autocasts
 from swarmnode.model.optimizer import learning_rate
-from swarmnode.user_folders import default_cache
+from swarmnode.base.user_folders import default_cache
 
 MICROBATCH = 4  # guess: samples of a pass; a batch is the mean of several
 

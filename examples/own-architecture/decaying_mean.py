@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.manifest import ModelSpec
+from swarmnode.run.manifest import ModelSpec
 from swarmnode.model.decoder import FeedForward, RMSNorm, entering
 
 

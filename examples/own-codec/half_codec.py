@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
-from swarmnode.ports import WireTensor
+from swarmnode.base.errors import RemoteFault
+from swarmnode.train.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
+from swarmnode.base.ports import WireTensor
 
 ITEM_BYTES = 2
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import CodecRules
+from swarmnode.run.gossip_rules import CodecRules
 
 CODECS = (CodecRules("half", "half_codec:Half", nbytes=2.0),)

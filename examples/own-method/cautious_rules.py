@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import MethodRules
+from swarmnode.run.gossip_rules import MethodRules
 from swarmnode_methods.rules import WEIGHTS
 
 METHODS = (

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from swarmnode.base.errors import DataError, os_errors
+from swarmnode.base.ports import Telemetry
+from swarmnode.base.wire_tensor import WireTensor
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, hashes_of, hex_of, parsed
 from swarmnode.data.root import model_root
-from swarmnode.errors import DataError, os_errors
-from swarmnode.ports import Telemetry
-from swarmnode.wire_tensor import WireTensor
 
 BASE_INDEX_FILE = "base.json"
 BASE_FORMAT = "swarmnode-base-1"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import (
     FILE_NBYTES_MAX,
     ITEMSIZES,
@@ -27,7 +28,6 @@ from swarmnode.data.base_index import (
 )
 from swarmnode.data.index import CHUNK_NBYTES
 from swarmnode.data.lfs_pointer import LFS_POINTER, refuse_pointer
-from swarmnode.errors import DataError
 
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX_FILE = "model.safetensors.index.json"

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import PeerId, digest64
+from swarmnode.base.wire import record_pb2
 from swarmnode.data.sampler import mixed
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, digest64
-from swarmnode.wire import record_pb2
 
 AHEAD_MAX = 256
 """A feeder goes this many blocks beyond the frontier before it takes over overdue blocks (guess: minutes of work)."""

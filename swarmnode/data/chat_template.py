@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.base.errors import DataError, NotPermitted, cause_of
+from swarmnode.base.limited_child import bounded
 from swarmnode.data.tokens import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -27,8 +29,6 @@ from swarmnode.data.tokens import (
     named_eos,
     panics_are_faults,
 )
-from swarmnode.errors import DataError, NotPermitted, cause_of
-from swarmnode.limited_child import bounded
 
 CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_TEMPLATE = "chat_template.json"

@@ -21,10 +21,10 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from swarmnode.base.errors import DataError, cause_of
+from swarmnode.base.ports import Telemetry
+from swarmnode.base.user_folders import CACHE_NBYTES
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Chunk
-from swarmnode.errors import DataError, cause_of
-from swarmnode.ports import Telemetry
-from swarmnode.user_folders import CACHE_NBYTES
 
 MEMORY_CHUNKS = 8
 """Chunks kept in memory: enough for the current group and the next (guess; 32 MiB)."""

@@ -17,16 +17,16 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.atomic_file import atomic_file, write_errors
+from swarmnode.base.atomic_file import atomic_file, write_errors
+from swarmnode.base.errors import DataError, os_errors
+from swarmnode.base.ids import digest
 from swarmnode.data.index import HASH_NBYTES
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import Sampler, Windows, forget_pages, spread
 from swarmnode.data.source import DEMO_SHA256, HELD_OUT, demo_pieces, rank
 from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of, open_tokenizer
-from swarmnode.errors import DataError, os_errors
-from swarmnode.ids import digest
-from swarmnode.manifest import Manifest
+from swarmnode.run.manifest import Manifest
 
 GROUP = 64
 """Pieces tokenised at once: 4 MiB of text at most."""

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.chat_template import Conversation, conversation
-from swarmnode.errors import DataError
 
 DOCUMENT_BYTES_MAX = 1 << 20
 """Longer documents are cut at a line's end (derived: 250,000 tokens, more than a context)."""

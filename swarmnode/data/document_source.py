@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnode.base.errors import DataError, cause_of
 from swarmnode.data.arrow_row import ARROW_FILE, ARROW_STREAM, BATCH_ROWS, read_arrow, read_parquet, table_rows
 from swarmnode.data.document_row import (
     LINE_BYTES_MAX,
@@ -34,7 +35,6 @@ from swarmnode.data.document_row import (
 from swarmnode.data.input_folder import PARQUET, files_below, is_hub_folder, refuse_table
 from swarmnode.data.lfs_pointer import refuse_pointer
 from swarmnode.data.source import cut_lines
-from swarmnode.errors import DataError, cause_of
 
 WORK_BYTES = 32 << 20
 """Text in a piece of work (guess: ten seconds of a tokenizer)."""

@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from swarmnode.base.errors import DataError
+from swarmnode.base.ports import Telemetry
 from swarmnode.data.tokens import dtype_of
-from swarmnode.errors import DataError
-from swarmnode.ports import Telemetry
 
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.base.errors import DataError, NotPermitted, Unavailable, UsageError, os_errors
 from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index, read_regular
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, Index, Split, parse_index
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import ChunkSampler, Indices, layout, spread
 from swarmnode.data.tokens import Tokens
-from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError, os_errors
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.spec import BY_NAME
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.spec import BY_NAME
 
 FOLDER = "data"
 

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import object_of
 from swarmnode.data.chunk_store import read_regular
 from swarmnode.data.document_row import shown
-from swarmnode.errors import DataError
 
 SAVED_SET = "dataset_info.json"
 SAVED_SPLITS = "dataset_dict.json"

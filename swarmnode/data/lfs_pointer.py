@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.errors import DataError
+from swarmnode.base.errors import DataError
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its first line begins so (specification v1)
 

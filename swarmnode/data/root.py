@@ -10,8 +10,8 @@ import os
 import pathlib
 from dataclasses import dataclass
 
-from swarmnode.errors import NotPermitted
-from swarmnode.manifest.check import PATH, is_below
+from swarmnode.base.errors import NotPermitted
+from swarmnode.run.manifest.check import PATH, is_below
 
 
 @dataclass(frozen=True, slots=True)

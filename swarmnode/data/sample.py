@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.wire_tensor import WireTensor
 from swarmnode.data.tokens import Tokens
-from swarmnode.errors import RemoteFault
-from swarmnode.wire_tensor import WireTensor
 
 UNCOUNTED = 1 << 31
 """A bit of a 32-bit id: the loss ignores this token as a target."""

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.base.ids import digest64
 from swarmnode.data.index import Split
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.tokens import Tokens
-from swarmnode.ids import digest64
 
 Indices = npt.NDArray[np.int64]
 

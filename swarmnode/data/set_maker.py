@@ -24,8 +24,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode import file_lock
-from swarmnode.atomic_file import write_errors, write_whole
+from swarmnode.base import file_lock
+from swarmnode.base.atomic_file import write_errors, write_whole
+from swarmnode.base.errors import DataError, UsageError
+from swarmnode.base.ids import digest, digest64
 from swarmnode.data.chat_template import ANSWERS, ChatTemplate
 from swarmnode.data.document_row import DOCUMENT_BYTES_MAX, BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.document_source import documents, find_work
@@ -40,8 +42,6 @@ from swarmnode.data.index import (
 )
 from swarmnode.data.sampler import mixed
 from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, dtype_of
-from swarmnode.errors import DataError, UsageError
-from swarmnode.ids import digest, digest64
 
 WORK_FOLDER = ".parts"
 PLAN_FILE = "plan.json"

@@ -10,8 +10,8 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 
-from swarmnode.errors import DataError
-from swarmnode.ids import digest64
+from swarmnode.base.errors import DataError
+from swarmnode.base.ids import digest64
 
 PIECE_BYTES_MAX = 64 << 10
 """Longer documents of the demo are cut, so that what is held out is of many of them (guess)."""

@@ -8,6 +8,8 @@ import stat
 import string
 from pathlib import Path
 
+from swarmnode.base.errors import DataError
+from swarmnode.base.limited_child import run_limited
 from swarmnode.data.base_index import SMALL_NBYTES_MAX, files_in, object_of, small_files
 from swarmnode.data.chat_template import CONFIG_FILE, PROCESSOR_TEMPLATE, ChatTemplate, tokenizer_and_template
 from swarmnode.data.chat_template import conversation as conversation_of
@@ -22,9 +24,7 @@ from swarmnode.data.tokens import (
     model_ends,
     open_tokenizer,
 )
-from swarmnode.errors import DataError
-from swarmnode.limited_child import run_limited
-from swarmnode.manifest import DataSpec
+from swarmnode.run.manifest import DataSpec
 
 GENERATION = "generation_config.json"
 READ_BY_TRANSFORMERS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from swarmnode.atomic_file import atomic_write, write_errors
+from swarmnode.base.atomic_file import atomic_write, write_errors
+from swarmnode.base.errors import DataError, UsageError
+from swarmnode.base.ids import seeded
 from swarmnode.data.chat_template import CHATML, CONFIG_FILE
 from swarmnode.data.document_row import Document, Reading
 from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.index import TOKENIZER_FILE
-from swarmnode.errors import DataError, UsageError
-from swarmnode.ids import seeded
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")

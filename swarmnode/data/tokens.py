@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.base.errors import DataError, cause_of, os_errors
+from swarmnode.base.ids import digest
 from swarmnode.data.lfs_pointer import refuse_pointer
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError, cause_of, os_errors
-from swarmnode.ids import digest
-from swarmnode.manifest import BYTES_END
+from swarmnode.run.manifest import BYTES_END
 
 if TYPE_CHECKING:
     import tokenizers

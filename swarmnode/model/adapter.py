@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.spec import ADAPTERS
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import StageLayers, initial, parameter_shapes
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.spec import ADAPTERS
 
 WEIGHT = ".weight"
 LORA_A = ".lora_A"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
-from swarmnode.errors import ManifestError, cause_of
-from swarmnode.manifest import ModelSpec
+from swarmnode.base.errors import ManifestError, cause_of
+from swarmnode.run.manifest import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn

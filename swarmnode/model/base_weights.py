@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import BASE_INDEX_FILE, FOLDER, BaseIndex, local_base
 from swarmnode.data.chunk_store import find_index
-from swarmnode.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import seeded
-from swarmnode.manifest import BOUNDARY_BLOCK, LOW_BITS, boundary_nbytes
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import seeded
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import (
     DTYPES,
     check_finite,
@@ -40,7 +40,7 @@ from swarmnode.model.tensor import (
     to_device,
     to_host,
 )
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import BOUNDARY_BLOCK, LOW_BITS, boundary_nbytes
 
 CPU = torch.device("cpu")
 LARGEST = 127.0

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from swarmnode.manifest import ModelSpec
 from swarmnode.model.architecture import architecture_of
 from swarmnode.model.documents import Attend, Documents, causal_attention
 from swarmnode.model.split import StageLayers
+from swarmnode.run.manifest import ModelSpec
 
 # Norms
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from swarmnode.concurrency import processors
-from swarmnode.errors import Busy, HardwareFault, UsageError, cause_of
+from swarmnode.base.concurrency import processors
+from swarmnode.base.errors import Busy, HardwareFault, UsageError, cause_of
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
 MATRIX = 512  # guess: size of the timed product, large enough to show the speed

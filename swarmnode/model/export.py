@@ -14,17 +14,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from swarmnode.atomic_file import atomic_write, write_errors
+from swarmnode.base.atomic_file import atomic_write, write_errors
+from swarmnode.base.errors import DataError, cause_of
+from swarmnode.base.untrusted_text import markdown_text
 from swarmnode.data.tokens import json_object
-from swarmnode.errors import DataError, cause_of
-from swarmnode.manifest import MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
 from swarmnode.model.export_tokenizer import byte_tokenizer, end_of_text, special_ids, tokenizer_files
 from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
-from swarmnode.untrusted_text import markdown_text
+from swarmnode.run.manifest import MANIFEST_FILE, Manifest, template
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarmnode.data.tokens import json_object
-from swarmnode.manifest import BYTES_END, Manifest
+from swarmnode.run.manifest import BYTES_END, Manifest
 
 END = "<|endoftext|>"  # GPT-2's name for it, where a tokenizer has none
 TOKENIZER = "tokenizer.json"

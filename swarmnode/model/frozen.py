@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import (
     LORA_A,
     LORA_B,
@@ -32,6 +31,7 @@ from swarmnode.model.adapter import (
     scale,
 )
 from swarmnode.model.split import StageLayers, initial, parameter_shapes, split
+from swarmnode.run.manifest import Manifest
 
 NF4_CODES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),

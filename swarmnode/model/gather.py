@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import SMALL_NBYTES_MAX, object_of
 from swarmnode.data.chunk_store import read_regular
-from swarmnode.errors import DataError
-from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_shapes
 from swarmnode.model.export import load_stage, read_tensors
 from swarmnode.model.frozen import BaseWeights, whole_weights
 from swarmnode.model.huggingface import source_names
 from swarmnode.model.running_mean import weight_of
 from swarmnode.model.split import parameter_shapes, split
+from swarmnode.run.manifest import Manifest
 
 Shape = tuple[int, ...]
 

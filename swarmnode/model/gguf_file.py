@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from swarmnode.atomic_file import write_errors
+from swarmnode.base.atomic_file import write_errors
+from swarmnode.base.errors import UsageError
 from swarmnode.data.tokens import json_object
-from swarmnode.errors import UsageError
-from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.architecture import DECODER
 from swarmnode.model.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from swarmnode.model.huggingface import family_of
 from swarmnode.model.split import HEAD, TABLE
+from swarmnode.run.manifest import Manifest, ModelSpec
 
 if TYPE_CHECKING:
     import gguf

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarmnode.base.errors import UsageError
 from swarmnode.data.tokens import framed_ids, json_object
-from swarmnode.errors import UsageError
 from swarmnode.model.export_tokenizer import byte_characters, named_tokens, special_ids, token_names
 
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnode.errors import DataError
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
-from swarmnode.manifest.cross_field import MODEL_ACROSS
-from swarmnode.manifest.spec import BY_NAME
+from swarmnode.base.errors import DataError
 from swarmnode.model.split import HEAD, TABLE, parameter_shapes, split
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest.cross_field import MODEL_ACROSS
+from swarmnode.run.manifest.spec import BY_NAME
 
 CONFIG = "config.json"
 SHOWN = 60  # characters of a wrong value

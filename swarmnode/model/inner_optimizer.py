@@ -10,9 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from swarmnode.ema import ENOUGH
-from swarmnode.manifest import Manifest, boundary_width
-from swarmnode.manifest.kind_compat import trains_both_ends
+from swarmnode.base.ema import ENOUGH
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import Moments, MomentSection
 from swarmnode.model.muon import FlatMuon, MuonMatrix
@@ -20,6 +18,8 @@ from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.section import StepRule, stepped
 from swarmnode.model.split import TABLE, is_writer
 from swarmnode.model.subspace import Subspace
+from swarmnode.run.manifest import Manifest, boundary_width
+from swarmnode.run.manifest.kind_compat import trains_both_ends
 
 # Clip gradients from a later stage to their usual norm before they are used.
 #

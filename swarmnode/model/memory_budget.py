@@ -16,10 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from swarmnode.gossip_rules import codecs
-from swarmnode.large_buffer import IN_MEMORY_NBYTES
-from swarmnode.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
-from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
+from swarmnode.base.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.model.adapter import (
     adapter_graph,
     frozen_format,
@@ -32,6 +29,9 @@ from swarmnode.model.adapter import (
 from swarmnode.model.architecture import architecture_of
 from swarmnode.model.section import ITEMSIZE, StepRule, section_sizes, snapshot_nbytes, state_nbytes, stepped
 from swarmnode.model.split import StageLayers, stages_of
+from swarmnode.run.gossip_rules import codecs
+from swarmnode.run.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width
+from swarmnode.run.manifest.gossip_compat import averages_gradients, rules_of
 
 HALF = 2  # bytes of a bfloat16 or float16 number
 SNAPSHOTS = 0.5  # guess: share of its state that a node additionally holds, most of the time none
@@ -290,7 +290,7 @@ def memory_need(
 
 def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: int | None) -> Passes:
     """The passes in which a replica computes a microbatch on a device of its own with `free` bytes, as
-    machine/replica.py chooses them once its state is there. A device that shares the host's memory computes it at
+    app/machine/replica.py chooses them once its state is there. A device that shares the host's memory computes it at
     once, as long as memory does not run out."""
     samples = manifest.inner.microbatch
     if free is None or not mode.separate:
@@ -355,7 +355,7 @@ def older_weights_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMod
 
 
 def _kept_nbytes(manifest: Manifest, part: StageLayers) -> int:
-    """Bytes of the next stage's snapshot, if recovery/neighbour_backup.py keeps all of it."""
+    """Bytes of the next stage's snapshot, if keep/recovery/neighbour_backup.py keeps all of it."""
     stages = manifest.pipeline.stages
     if stages == 1:
         return 0

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.manifest import InnerSpec
 from swarmnode.model.moments import Moments, made
 from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.turn import WHOLE, Turn
+from swarmnode.run.manifest import InnerSpec
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (Jordan et al., 2024): the steepest slope at zero that still keeps singular

@@ -11,10 +11,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from swarmnode.ema import Ema
-from swarmnode.manifest import InnerSpec
+from swarmnode.base.ema import Ema
 from swarmnode.model.moments import Moments, made
 from swarmnode.model.turn import WHOLE, Turn
+from swarmnode.run.manifest import InnerSpec
 
 NORM_EMA = Ema().weight  # of the newest gradient norm, as of all that is averaged
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own

@@ -18,11 +18,11 @@ import math
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from swarmnode.manifest import Manifest, constants
-from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.adapter import trained_shapes
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import HEAD, TABLE, StageLayers, is_hidden_matrix, is_writer
+from swarmnode.run.manifest import Manifest, constants
+from swarmnode.run.manifest.kind_compat import trains_both_ends
 
 SECTIONS = ("theta", "phi", "momentum", "table", "exp_avg", "exp_avg_sq")
 ITEMSIZE = 4  # float32
@@ -39,7 +39,7 @@ Sizes = Mapping[str, int]
 
 def outer_sections(sizes: Sizes) -> tuple[str, ...]:
     """The sections that rounds move, of a state of `sizes`: all that a newcomer takes from another replica in most runs
-    (transfer/snapshot.py). Its fast weights begin equal to the slow ones, and its moments are its own."""
+    (keep/transfer/snapshot.py). Its fast weights begin equal to the slow ones, and its moments are its own."""
     return tuple(name for name in ("phi", "momentum", "table") if name in sizes)
 
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swarmnode.errors import ManifestError
-from swarmnode.ids import seeded
-from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.base.errors import ManifestError
+from swarmnode.base.ids import seeded
 from swarmnode.model.architecture import Shapes, architecture_of
+from swarmnode.run.manifest import Manifest, ModelSpec
 
 TABLE = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

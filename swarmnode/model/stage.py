@@ -17,9 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swarmnode.errors import Busy, LocalFault
-from swarmnode.ids import stage_name
-from swarmnode.manifest import Manifest, boundary_codes, boundary_width
+from swarmnode.base.errors import Busy, LocalFault
+from swarmnode.base.ids import stage_name
+from swarmnode.base.ports import LossResult, StepReport, Tape, WireTensor
+from swarmnode.base.work import Work
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop, ForwardGraph
 from swarmnode.model.boundary_code import decode_boundary, encode_boundary
@@ -35,8 +36,7 @@ from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
-from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
-from swarmnode.work import Work
+from swarmnode.run.manifest import Manifest, boundary_codes, boundary_width
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import stage_name
+from swarmnode.base.ports import WireTensor
 from swarmnode.data.sample import IGNORED, counted_targets
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import stage_name
-from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.boundary_code import CPU, decode_boundary
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import StageLayers
 from swarmnode.model.tensor import decode_tokens
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import Manifest, boundary_width
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
-from swarmnode.large_buffer import IN_MEMORY_NBYTES
-from swarmnode.manifest import Manifest, boundary_width
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.large_buffer import IN_MEMORY_NBYTES
+from swarmnode.base.parted_work import Parts
+from swarmnode.base.ports import State, WireTensor
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART, MomentSection
 from swarmnode.model.optimizer import moments_apart
@@ -23,8 +24,7 @@ from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, s
 from swarmnode.model.split import StageLayers
 from swarmnode.model.tensor import check_finite, decode, to_host
 from swarmnode.model.tied_table import TiedTable
-from swarmnode.parted_work import Parts
-from swarmnode.ports import State, WireTensor
+from swarmnode.run.manifest import Manifest, boundary_width
 
 Part = Tensor | MomentSection | TiedTable
 Buffers = Callable[[int], memoryview]

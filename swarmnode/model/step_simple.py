@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmnode.manifest import InnerSpec
 from swarmnode.model.optimizer import learning_rate
+from swarmnode.run.manifest import InnerSpec
 
 
 class SimpleStage:

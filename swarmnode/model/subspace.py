@@ -23,11 +23,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from swarmnode.ids import seeded
-from swarmnode.manifest import Manifest
+from swarmnode.base.ids import seeded
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import MomentSection
 from swarmnode.model.split import TABLE, initial, is_writer
+from swarmnode.run.manifest import Manifest
 
 DIGEST_BYTES = 8
 # U is compared to 1.5e-5: coarse compared with rounding (1e-15), fine compared with its elements (1 / sqrt D)

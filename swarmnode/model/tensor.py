@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import DTYPE_BYTES, WireTensor
 from swarmnode.data.sample import UNCOUNTED
-from swarmnode.errors import RemoteFault
-from swarmnode.ports import DTYPE_BYTES, WireTensor
 
 DTYPES = {
     "f64": torch.float64,

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmnode.base.errors import UsageError
 from swarmnode.data.sample import IGNORED, SampleBatch
-from swarmnode.errors import UsageError
-from swarmnode.manifest import ModelSpec
 from swarmnode.model.architecture import DECODER
 from swarmnode.model.decoder import Decoder, rope_table
 from swarmnode.model.documents import Documents, causal_attention
 from swarmnode.model.split import split
+from swarmnode.run.manifest import ModelSpec
 
 KEPT_SHARE = 0.5  # of the context that is kept when it is full; derived: no more is read again than comes anew
 

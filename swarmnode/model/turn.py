@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swarmnode.ids import digest64
+from swarmnode.base.ids import digest64
 
 
 @dataclass(frozen=True, slots=True)

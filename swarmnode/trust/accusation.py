@@ -22,17 +22,17 @@ import statistics
 from collections import deque
 from functools import partial
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, short, stage_name
-from swarmnode.microbatch_shape import check_activations, check_inputs, check_samples
-from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
-from swarmnode.token_bucket import PeerBudget
+from swarmnode.base.errors import Busy, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, short, stage_name
+from swarmnode.base.ports import Answer, Call, Compute, Priority, Replica, WireTensor
+from swarmnode.base.token_bucket import PeerBudget
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.data.microbatch_shape import check_activations, check_inputs, check_samples
 from swarmnode.trust import statement as statements
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.recompute import hop_again
 from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
 from swarmnode.trust.verdict import LATER, Evidence, by_own_weights
-from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
 WAITING_MAX = PER_MINUTE_MAX  # accusations of all callers whose tensors are held here

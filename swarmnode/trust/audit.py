@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from swarmnode.ids import PeerId
-from swarmnode.remembered import Remembered
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.base.ids import PeerId
+from swarmnode.base.remembered import Remembered
+from swarmnode.base.token_bucket import TokenBucket
 from swarmnode.trust.mean_answers import MeanAnswers
 from swarmnode.trust.verdict import APART_S, ASIDE, ASIDE_FEEDER, LIES, UNEXPLAINED_MAX, Judgement
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable, cause_of
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, machine_of, seeded, short
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import averages_gradients
-from swarmnode.membership.swarm import Swarm
-from swarmnode.ports import Compute, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable, cause_of
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, machine_of, seeded, short
+from swarmnode.base.ports import Compute, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.net.membership.swarm import Swarm
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.gossip_compat import averages_gradients
 from swarmnode.trust.audit import Audits
 from swarmnode.trust.exact_check import ExactCheck, Exactness, Voter, of_same_weights
 from swarmnode.trust.examination import Examinations

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
-from swarmnode.ids import PeerId
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.trust.statement import HopAnswer
 from swarmnode.trust.verdict import AnswerSimilarity
-from swarmnode.wire import call_pb2 as wire
 
 Like = Callable[[HopAnswer, HopAnswer], Awaitable[AnswerSimilarity]]
 Voter = tuple[PeerId, HopAnswer]

@@ -7,9 +7,9 @@ import asyncio
 import math
 from collections.abc import Collection
 
-from swarmnode.ids import PeerId
-from swarmnode.judge import ASKED_S
-from swarmnode.remembered import Remembered
+from swarmnode.base.ids import PeerId
+from swarmnode.base.remembered import Remembered
+from swarmnode.net.membership.judge import ASKED_S
 from swarmnode.trust.audit import EXAMINED_S
 from swarmnode.trust.statement import HopClaim
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from swarmnode.ids import PeerId
-from swarmnode.membership.swarm import Swarm
-from swarmnode.metrics import name
-from swarmnode.ports import Telemetry
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Telemetry
+from swarmnode.net.membership.swarm import Swarm
 from swarmnode.trust.audit import Audits
 from swarmnode.trust.verdict import Evidence, Judgement, verdict
 

@@ -13,17 +13,17 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, short
-from swarmnode.judge import ASKED_S
-from swarmnode.microbatch_shape import TOKEN_DTYPES, check_activations
-from swarmnode.ports import Call, WireTensor
+from swarmnode.base.errors import DataError, LocalFault, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, short
+from swarmnode.base.ports import Call, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.data.microbatch_shape import TOKEN_DTYPES, check_activations
+from swarmnode.net.membership.judge import ASKED_S
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.exact_check import Voter
 from swarmnode.trust.statement import HopClaim
 from swarmnode.trust.verdict import Evidence
 from swarmnode.trust.witness import REPLY_SLACK_BYTES
-from swarmnode.wire import call_pb2 as wire
 
 Read = Callable[[Sequence[int]], Awaitable[WireTensor]]
 """Tokens [B, T+1] of samples, from our own copy of the text. Raises DataError, LocalFault, Unavailable."""

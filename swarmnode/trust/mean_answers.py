@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmnode.ids import PeerId
-from swarmnode.remembered import Remembered
+from swarmnode.base.ids import PeerId
+from swarmnode.base.remembered import Remembered
 from swarmnode.trust.verdict import ASIDE, ASIDE_S
 
 LATELY = 8.0  # guess: answers of each in the mean of all lately

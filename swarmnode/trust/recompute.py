@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId, stage_name
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.check import COUNT_MAX
-from swarmnode.metrics import name
-from swarmnode.microbatch_shape import check_activations, check_inputs, check_samples, check_tokens
-from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
-from swarmnode.token_bucket import PeerBudget
+from swarmnode.base.errors import Busy, RemoteFault, Unavailable
+from swarmnode.base.ids import MICROBATCH_ID_BYTES, PeerId, stage_name
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
+from swarmnode.base.token_bucket import PeerBudget
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.data.microbatch_shape import check_activations, check_inputs, check_samples, check_tokens
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.check import COUNT_MAX
 from swarmnode.trust.statement import Fingerprint, HopEvidence
-from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
 Sign = Callable[[wire.Statement], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.ids import PeerId
+from swarmnode.base.ids import PeerId
 from swarmnode.trust.audit import DOUBTED_RIGHT, FORGIVEN_RIGHT
 from swarmnode.trust.mean_answers import EACH, FIRST, LATELY
 from swarmnode.trust.verdict import APART_S, LIES, UNEXPLAINED_MAX, VERDICTS, Evidence, Judgement

@@ -20,8 +20,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from swarmnode.ema import ENOUGH, Ema, EmaMoments, EmaStart
-from swarmnode.ports import EQUAL, PacketMeasures, Verdict
+from swarmnode.base.ema import ENOUGH, Ema, EmaMoments, EmaStart
+from swarmnode.base.ports import EQUAL, PacketMeasures, Verdict
 
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet

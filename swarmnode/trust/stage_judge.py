@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from swarmnode.ids import PeerId
-from swarmnode.judge import Claim, TensorFingerprints
-from swarmnode.ports import Answer, Call, Replica, WireTensor
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, Replica, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.judge import Claim, TensorFingerprints
 from swarmnode.trust.accusation import Accusations
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.input_check import InputAuditor
 from swarmnode.trust.recompute import RecomputeService
 from swarmnode.trust.statement import HopClaim, HopEvidence
-from swarmnode.wire import call_pb2 as wire
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
-from swarmnode.ids import PeerId, short
-from swarmnode.judge import TensorFingerprints
-from swarmnode.ports import WireTensor
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import SIGNATURE_BYTES, Identity, unsigned, verify
+from swarmnode.base.ids import PeerId, short
+from swarmnode.base.ports import WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.judge import TensorFingerprints
 
 FINGERPRINT_BYTES = 32
 _DOMAIN = b"swarmnode/statement/v1\0"

@@ -19,20 +19,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, Compute, Priority, Replica, Transport, WireTensor
+from swarmnode.base.remembered import Remembered
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.data.microbatch_shape import check_activations
 from swarmnode.data.sample import counted_targets
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.judge import ASKED_S
-from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Swarm
-from swarmnode.microbatch_shape import check_activations
-from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Transport, WireTensor
-from swarmnode.remembered import Remembered
+from swarmnode.net.membership.judge import ASKED_S
+from swarmnode.net.membership.swarm import Swarm
+from swarmnode.run.manifest import Manifest
 from swarmnode.trust import statement as statements
 from swarmnode.trust.recompute import recomputed_statement
 from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
 from swarmnode.trust.verdict import LOSS_LEAST, AnswerSimilarity, exact_distance
-from swarmnode.wire import call_pb2 as wire
 
 VOTES_MAX = 7  # guess: replicas that are asked about one answer, its server among them
 REPLY_SLACK_BYTES = 4096

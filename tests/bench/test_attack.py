@@ -5,8 +5,8 @@ import pytest
 from benchmarks.attack import swarm, table
 from benchmarks.attack.lying_replica import ALL, HONEST, PLANT, STEER, Planting, Steering
 from benchmarks.attack.swarm import SwarmLife
-from swarmnode.daemon.clock import SystemClock
-from swarmnode.errors import UsageError
+from swarmnode.app.daemon.clock import SystemClock
+from swarmnode.base.errors import UsageError
 
 
 @pytest.mark.parametrize("name", table.ATTACKERS)

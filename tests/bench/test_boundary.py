@@ -19,7 +19,7 @@ from benchmarks.method.boundary import (
     coded,
     normal_levels,
 )
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 
 DRAW = np.random.Generator(np.random.Philox(key=1))
 TEXT = (

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from benchmarks.swarm.learning import BoundedNumber, envelope, needed, smoothed
-from swarmnode.ids import seeded
+from swarmnode.base.ids import seeded
 
 CURVE = [(100.0, 4.0), (1000.0, 3.0), (10_000.0, 2.0)]  # a nat a decade
 

@@ -14,7 +14,7 @@ from benchmarks.attack.packets import ATTACKS
 from benchmarks.method import gossip
 from benchmarks.method.gossip import ALONE, PARALLEL
 from benchmarks.method.replica_batch import ToySpec, losses, shapes
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 
 TINY = replace(
     ToySpec(),
@@ -77,7 +77,7 @@ def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32", "noloco/fp32@never", "noloco/fp32+alpha"])
 def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> None:
-    from swarmnode.errors import SwarmnodeError
+    from swarmnode.base.errors import SwarmnodeError
 
     with pytest.raises(SwarmnodeError):
         gossip.run("quick", (ALONE, what))

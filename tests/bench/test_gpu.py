@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.swarm import one_device
-from swarmnode.bench import gpu
-from swarmnode.errors import UsageError
+from swarmnode.app.bench import gpu
+from swarmnode.base.errors import UsageError
 
 
 def test_every_part_is_measured() -> None:

@@ -6,7 +6,7 @@ import torch
 from benchmarks.method import boundary, hole
 from benchmarks.method.boundary import BASE, BoundaryRun, Pipeline
 from benchmarks.method.hole import HoleRun
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 from tests.bench.test_boundary import TEXT
 
 

@@ -11,9 +11,9 @@ from benchmarks.swarm.learning_swarm import SwarmRun, Validation
 from benchmarks.swarm.plain_grid import GridConditions, PlainRun
 from benchmarks.swarm.plain_model import PlainLlama, initialise
 from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
+from swarmnode.base.errors import UsageError
 from swarmnode.data.corpus import open_corpus
-from swarmnode.errors import UsageError
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec
 
 SMALL = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=24)
 ADAMW = GridPoint("adamw", 8, 1e-2)
@@ -83,7 +83,7 @@ def test_the_plain_process_learns(ground, manifest, setting):
 
 
 def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, manifest):
-    from swarmnode.node.chunk_samples import CorpusSamples
+    from swarmnode.train.node.chunk_samples import CorpusSamples
 
     corpus = open_corpus(manifest, ground.data, ground.cache)
     net = PlainLlama(SMALL)

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from swarmnode.bench.line_proxy import HOST, LineProxies, LineSpec, ShapedNode
+from swarmnode.app.bench.line_proxy import HOST, LineProxies, LineSpec, ShapedNode
 
 BOUND_S = 60.0
 

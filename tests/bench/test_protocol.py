@@ -6,7 +6,7 @@ from benchmarks.method import boundary
 from benchmarks.method.boundary import BASE
 from benchmarks.swarm import protocol
 from benchmarks.swarm.protocol import TOKENS
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 from tests.bench.test_boundary import TEXT
 
 

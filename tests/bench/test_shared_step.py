@@ -8,7 +8,7 @@ from benchmarks.method import shared_step
 from benchmarks.method.gossip import maker
 from benchmarks.method.replica_batch import ReplicaBatch
 from benchmarks.method.shared_step import SharedStep, StepRun, efficiency, parts
-from swarmnode.errors import UsageError
+from swarmnode.base.errors import UsageError
 
 DRAW = np.random.Generator(np.random.Philox(key=1))
 TEXT = (

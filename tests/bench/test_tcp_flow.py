@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from swarmnode.bench.tcp_flow import QUEUE_S, SEGMENT, Flow, Line
+from swarmnode.app.bench.tcp_flow import QUEUE_S, SEGMENT, Flow, Line
 
 CHUNK = 16 << 10
 

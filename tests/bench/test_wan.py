@@ -12,14 +12,14 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from swarmnode.bench import wan
-from swarmnode.bench.line_proxy import LineProxies, LineSpec
-from swarmnode.cli.bench import command
-from swarmnode.errors import ManifestError, UsageError
-from swarmnode.local.child import NodePlan
-from swarmnode.machine.device_pace import device_pace
-from swarmnode.planner.geography import rtt_s
-from swarmnode.ports import Priority
+from swarmnode.app.bench import wan
+from swarmnode.app.bench.line_proxy import LineProxies, LineSpec
+from swarmnode.app.cli.bench import command
+from swarmnode.app.local.child import NodePlan
+from swarmnode.app.machine.device_pace import device_pace
+from swarmnode.app.planner.geography import rtt_s
+from swarmnode.base.errors import ManifestError, UsageError
+from swarmnode.base.ports import Priority
 
 LINE = LineSpec(20e6, 100e6, 0.05, 0.01)
 
@@ -122,7 +122,7 @@ LIVE += ["--set", "gossip.round_samples=8", "--loss", "0%", "--leave", "0%/h"]
 
 @pytest.mark.nightly
 def test_a_swarm_behind_lines_is_measured_beside_loopback() -> None:
-    begin = [sys.executable, "-m", "swarmnode.cli.main", "bench", "wan", *LIVE, "--json"]
+    begin = [sys.executable, "-m", "swarmnode.app.cli.main", "bench", "wan", *LIVE, "--json"]
     done = subprocess.run(begin, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def test_a_swarm_behind_lines_is_measured_beside_loopback() -> None:
 
 @pytest.mark.nightly
 def test_a_signal_ends_every_process() -> None:
-    begin = [sys.executable, "-m", "swarmnode.cli.main", "bench", "wan", *LIVE]
+    begin = [sys.executable, "-m", "swarmnode.app.cli.main", "bench", "wan", *LIVE]
     with subprocess.Popen(begin, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}) as bench:
         assert bench.stderr is not None
         for line in bench.stderr:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from swarmnode import bounds
-from swarmnode.errors import RemoteFault
-from swarmnode.header import open_reply, open_request, seal_reply, seal_request
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.access import AccessList, open_access_list, sign_access_list, sign_grant, sign_pass
-from swarmnode.membership.admission import parse_pass
-from swarmnode.membership.record import SIGNED_BYTES_MAX
-from swarmnode.wire import access_pb2, call_pb2, record_pb2, report_pb2
+from swarmnode.base import bounds
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.header import open_reply, open_request, seal_reply, seal_request
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import access_pb2, call_pb2, record_pb2, report_pb2
+from swarmnode.net.membership.record import SIGNED_BYTES_MAX
+from swarmnode.run.admission.access import AccessList, open_access_list, sign_access_list, sign_grant, sign_pass
+from swarmnode.run.admission.admission import parse_pass
 from tests.fuzz.targets import KEY, OWNER
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ def test_messages_are_parsed_in_one_place() -> None:
         for path in (ROOT / package).rglob("*.py")
         if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")) and PARSES.search(path.read_text())
     }
-    child = {"swarmnode/transport/libp2p.py", "swarmnode/transport/p2pd_process.py"}  # p2pd's own protocol
-    assert found == {"swarmnode/bounds/__init__.py", *child}
+    child = {"swarmnode/net/transport/libp2p.py", "swarmnode/net/transport/p2pd_process.py"}  # p2pd's own protocol
+    assert found == {"swarmnode/base/bounds/__init__.py", *child}
 
 
 MESSAGES = [

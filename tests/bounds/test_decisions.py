@@ -17,31 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode import bounds
-from swarmnode.dashboard import alarm, view
-from swarmnode.dashboard.board import Board
+from swarmnode.app.dashboard import alarm, view
+from swarmnode.app.dashboard.board import Board
+from swarmnode.base import bounds
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId, seeded
+from swarmnode.base.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.data.blocks import AHEAD_MAX, BlockLedger
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.gossip.final_delta import FinalDeltas
-from swarmnode.gossip.pairing import partners
-from swarmnode.gossip.round import RoundPace, Rounds
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, seeded
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
-from swarmnode.membership.clock import RunClock
-from swarmnode.membership.peer_table import PeerTable
-from swarmnode.membership.progress import Progress
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.model.optimizer import learning_rate
-from swarmnode.model.split import costs
-from swarmnode.node.served_stage import ready_to_serve
-from swarmnode.pipeline.believed_rate import allowed_samples_per_s
-from swarmnode.pipeline.microbatch_size import window_limit
-from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
-from swarmnode.pipeline.route import Router
-from swarmnode.recovery.neighbour_backup import renewal
-from swarmnode.recovery.recovery_source import (
+from swarmnode.keep.recovery.neighbour_backup import renewal
+from swarmnode.keep.recovery.recovery_source import (
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
@@ -55,8 +40,31 @@ from swarmnode.recovery.recovery_source import (
     quiet,
     silent,
 )
-from swarmnode.transfer.snapshot import StateSlice, check_offer
-from swarmnode.wire import call_pb2, record_pb2, report_pb2
+from swarmnode.keep.transfer.snapshot import StateSlice, check_offer
+from swarmnode.model.optimizer import learning_rate
+from swarmnode.model.split import costs
+from swarmnode.net.membership.clock import RunClock
+from swarmnode.net.membership.peer_table import PeerTable
+from swarmnode.net.membership.progress import Progress
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec
+from swarmnode.train.gossip.acceptance import Acceptance
+from swarmnode.train.gossip.final_delta import FinalDeltas
+from swarmnode.train.gossip.pairing import partners
+from swarmnode.train.gossip.round import RoundPace, Rounds
+from swarmnode.train.node.served_stage import ready_to_serve
+from swarmnode.train.pipeline.believed_rate import allowed_samples_per_s
+from swarmnode.train.pipeline.microbatch_size import window_limit
+from swarmnode.train.pipeline.rebalance import (
+    RebalanceRules,
+    choose_stage,
+    load,
+    on_the_way,
+    plan_move,
+    staying,
+    still_good,
+)
+from swarmnode.train.pipeline.route import Router
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages
 from tests.support.stage_context import stage_context

@@ -9,15 +9,15 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from swarmnode import bounds
-from swarmnode.bounds import FIELDS, Bound
-from swarmnode.errors import RemoteFault
-from swarmnode.header import open_reply, open_request, seal_request
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId, seeded
-from swarmnode.membership.record import check_record
-from swarmnode.untrusted_text import printable
-from swarmnode.wire import access_pb2, call_pb2, record_pb2, report_pb2
+from swarmnode.base import bounds
+from swarmnode.base.bounds import FIELDS, Bound
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.header import open_reply, open_request, seal_request
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId, seeded
+from swarmnode.base.untrusted_text import printable
+from swarmnode.base.wire import access_pb2, call_pb2, record_pb2, report_pb2
+from swarmnode.net.membership.record import check_record
 from tests.support.messages import fill, out_of_range
 
 RUN = RunId("ab" * 32)

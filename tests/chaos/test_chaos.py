@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.swarm import chaos
 from benchmarks.swarm.fault_injection import FAULTS
-from swarmnode.daemon.clock import SystemClock
+from swarmnode.app.daemon.clock import SystemClock
 
 pytestmark = pytest.mark.nightly  # the simulator has storms of these faults in each push
 SEED = 1

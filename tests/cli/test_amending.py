@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode import manifest as manifests
-from swarmnode import owner
-from swarmnode.cli.main import main
-from swarmnode.cli.owner import AHEAD_PERIODS, chain_of
-from swarmnode.daemon import ready_file
-from swarmnode.manifest import PRESETS, SIGNED_FILE
-from swarmnode.node.access_list import PERIOD_S
+from swarmnode.app.cli.main import main
+from swarmnode.app.cli.owner import AHEAD_PERIODS, chain_of
+from swarmnode.app.daemon import ready_file
+from swarmnode.run import manifest as manifests
+from swarmnode.run import owner
+from swarmnode.run.manifest import PRESETS, SIGNED_FILE
+from swarmnode.train.node.access_list import PERIOD_S
 from tests.support.web_folder import web_folder
 
 Capture = pytest.CaptureFixture[str]

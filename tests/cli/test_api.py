@@ -11,13 +11,14 @@ from xml.etree import ElementTree
 import pytest
 
 import swarmnode
-from swarmnode import manifest as manifests
-from swarmnode import plugin
-from swarmnode.cli.main import main
-from swarmnode.dashboard.history import history_path
-from swarmnode.errors import ManifestError, RemoteFault, Unavailable, UsageError
-from swarmnode.manifest import parse
-from swarmnode.membership.invite import Invite, encode
+from swarmnode.app.api import _from_told
+from swarmnode.app.cli.main import main
+from swarmnode.app.dashboard.history import history_path
+from swarmnode.base import plugin
+from swarmnode.base.errors import ManifestError, RemoteFault, Unavailable, UsageError
+from swarmnode.run import manifest as manifests
+from swarmnode.run.admission.invite import Invite, encode
+from swarmnode.run.manifest import parse
 from swarmsim.scenario import chosen
 from tests.support.watched import RUN, TINY, watched_run
 
@@ -35,8 +36,8 @@ def install(site: Path) -> None:
 
 PROGRAM = """
 import torch
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec, Manifest, parse, template
+from swarmnode.train.gossip.outer import outer
+from swarmnode.run.manifest import GossipSpec, Manifest, parse, template
 spec = GossipSpec(method="cautious", codec="fp32", group=0)
 assert parse(template(Manifest(gossip=spec)), "own").gossip == spec
 method = outer(spec, torch.tensor([1.0, -1.0, 2.0, 0.5]))
@@ -85,8 +86,8 @@ async def test_a_run_is_looked_at_by_its_page_and_by_its_folder(
         history = await asyncio.to_thread(by_page.history)
         assert by_page.run_id == RUN and history.name == TINY.name
         with pytest.raises(RemoteFault, match="not the page of a run"):
-            swarmnode.api._from_told({"points": [[1]]}, w.board.url)
-        monkeypatch.setattr("swarmnode.daemon.ready_file.page_here", lambda run_id: w.board.url)
+            _from_told({"points": [[1]]}, w.board.url)
+        monkeypatch.setattr("swarmnode.app.daemon.ready_file.page_here", lambda run_id: w.board.url)
         invite = encode(Invite(RUN, b"k" * 32, (f"/ip4/127.0.0.1/tcp/1/p2p/{fleet.nodes[0].identity.peer_id}",)))
         assert (await asyncio.to_thread(swarmnode.connect, invite)).page == w.board.url
     rows = history.rows()

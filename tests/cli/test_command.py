@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from swarmnode import __version__
-from swarmnode.cli.main import VERBS, main
-from swarmnode.cli.option.param import check_bootstrap, check_listen, check_run, parse_duration
-from swarmnode.control.service import ControlServer
-from swarmnode.errors import Unreachable
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.app.cli.main import VERBS, main
+from swarmnode.app.cli.option.param import check_bootstrap, check_listen, check_run, parse_duration
+from swarmnode.app.control.service import ControlServer
+from swarmnode.base.errors import Unreachable
+from swarmnode.base.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import StatusReply
 
 ROOT = pathlib.Path(__file__).parents[2]
 PEER = "12D3KooWGjMC5gMvFTLdPsDkN6hGbVUhd2RoZ4TpUFQxb5xDkP5u"
@@ -40,7 +40,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_help_pays_for_heavy_imports() -> None:
     code = (
-        "import sys; from swarmnode.cli.main import VERBS, main\n"
+        "import sys; from swarmnode.app.cli.main import VERBS, main\n"
         "heavy = {'torch', 'hivemind', 'grpc', 'numpy', 'prometheus_client', 'rich', 'uvloop', 'transformers'}\n"
         "for words in ([], *([verb] for verb in VERBS)):\n"
         "    assert main([*words, '--help']) == 0, words\n"
@@ -124,7 +124,7 @@ def test_an_error_inside_a_task_group_reads_like_any_other(
     def fail(home: pathlib.Path) -> None:
         raise BaseExceptionGroup("tasks", [ExceptionGroup("inner", [Unreachable("nobody answers at /ip4/1.2.3.4")])])
 
-    monkeypatch.setattr("swarmnode.control.client.status", fail)
+    monkeypatch.setattr("swarmnode.app.control.client.status", fail)
     assert main(["status"]) == 21
     assert capsys.readouterr().err == "swarmnode: nobody answers at /ip4/1.2.3.4\n"
     monkeypatch.setenv("SWARMNODE_DEBUG", "1")
@@ -156,7 +156,7 @@ def test_init_searches_the_settings_that_suit_the_machines(
 ) -> None:
     """Eight cards at home learn in one stage with long rounds; in three, over lines half as fast, they would be slower
     than one of them."""
-    from swarmnode.manifest import read_manifest
+    from swarmnode.run.manifest import read_manifest
 
     folder = tmp_path / "run"
     asked = ("--parameters", "125000000", "--nodes", "8", *HOME)
@@ -198,8 +198,8 @@ def test_init_refuses_what_contradicts_itself(tmp_path: pathlib.Path, capsys: py
 
 
 def test_the_presets_of_init_are_those_of_the_manifest() -> None:
-    from swarmnode import manifest
-    from swarmnode.cli.init import PRESETS
+    from swarmnode.app.cli.init import PRESETS
+    from swarmnode.run import manifest
 
     assert set(PRESETS) == set(manifest.PRESETS)
 
@@ -273,7 +273,7 @@ def test_a_run_is_an_id_or_a_file(tmp_path: pathlib.Path) -> None:
 def test_a_closed_pipe_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-B", "-m", "swarmnode.cli.main", "--help"]
+    command = [sys.executable, "-B", "-m", "swarmnode.app.cli.main", "--help"]
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert done.stderr == ""
@@ -284,7 +284,7 @@ def test_ctrl_c_that_came_in_a_callback_ends_the_command() -> None:
     """Python drops it there, says so in six lines, and goes on."""
     code = (
         "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
-        "from swarmnode.cli import main\n"
+        "from swarmnode.app.cli import main\n"
         "class Callback:\n"
         "    def __del__(self): raise KeyboardInterrupt\n"
         "def verb(**_):\n"

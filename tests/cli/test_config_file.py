@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.cli.option import config_file
-from swarmnode.untrusted_text import readable
+from swarmnode.app.cli.main import main
+from swarmnode.app.cli.option import config_file
+from swarmnode.base.untrusted_text import readable
 
 
 @pytest.fixture

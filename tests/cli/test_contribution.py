@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.local.contribution import DAY_S, amount, given_works, page, weekly
-from swarmnode.machine.receipt_store import Receipts
-from swarmnode.membership.receipt import WorkDone, receipt_to_json, sign_receipt
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.app.cli.main import main
+from swarmnode.app.local.contribution import DAY_S, amount, given_works, page, weekly
+from swarmnode.app.machine.receipt_store import Receipts
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.receipt import WorkDone, receipt_to_json, sign_receipt
 
 ME, CLIENT, OTHER = (Identity.of_seed(bytes([number]) * 32) for number in (1, 2, 3))
 RUNS = (RunId("ab" * 32), RunId("cd" * 32))

@@ -15,13 +15,13 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.local.fleet import Fleet, choose_victim
-from swarmnode.local.session import Conditions, Session
-from swarmnode.local.summary import NodeFacts
-from swarmnode.local.swarm_view import PlainScreen
-from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.app.local.fleet import Fleet, choose_victim
+from swarmnode.app.local.session import Conditions, Session
+from swarmnode.app.local.summary import NodeFacts
+from swarmnode.app.local.swarm_view import PlainScreen
+from swarmnode.base.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import StatusReply
 from tests.support import drive
 
 WAIT_S = 150.0
@@ -29,7 +29,7 @@ WAIT_S = 150.0
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
+    monkeypatch.setattr("swarmnode.app.local.session.PERIOD_S", 0.1)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -156,7 +156,7 @@ def test_nothing_survives_a_parent_that_is_killed(tmp_path: pathlib.Path) -> Non
 
 async def test_a_deaf_node_is_killed_and_said_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "deaf")
-    monkeypatch.setattr("swarmnode.local.fleet.TERM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("swarmnode.app.local.fleet.TERM_TIMEOUT_S", 0.2)
     session = Session(drive.fake_plan(tmp_path, 2, leave_timeout_s=0.2), Conditions(rounds=1), screen(), run="ab" * 32)
     summary = await session.run()
     assert summary.exit_reasons["node-01"] == "did not leave when asked: killed"
@@ -245,7 +245,7 @@ def facts(name: str, stage: int, state: int = NODE_STATE_TRAINING, reason: str =
 
 
 def test_the_last_replica_of_a_stage_is_spared() -> None:
-    from swarmnode.ids import seeded
+    from swarmnode.base.ids import seeded
 
     nodes = [
         facts("a", 0),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from swarmnode.cli.init import command
+from swarmnode.app.cli.init import command
+from swarmnode.app.local.run_folder import check_run
+from swarmnode.base.errors import DataError, SwarmnodeError, UsageError
 from swarmnode.data.base_index import local_base, parse_base
-from swarmnode.errors import DataError, SwarmnodeError, UsageError
-from swarmnode.local.run_folder import check_run
-from swarmnode.manifest.folder import read_manifest
+from swarmnode.run.manifest.folder import read_manifest
 from tests.support.data_sets import data_set
 from tests.support.published_model import llama
 from tests.support.web_folder import web_folder

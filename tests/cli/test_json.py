@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from swarmnode.cli.main import main
+from swarmnode.app.cli.main import main
 
 TRACE = {
     "type": "array",

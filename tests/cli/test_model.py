@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnode import manifest as manifests
-from swarmnode.cli.main import main
+from swarmnode.app.cli.main import main
+from swarmnode.app.local.conversation import pieces
 from swarmnode.data.tokens import ByteTokenizer
-from swarmnode.local.conversation import pieces
-from swarmnode.manifest import SIGNED_FILE
 from swarmnode.model.export import read_tensors
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import SIGNED_FILE
 from tests.support.left_session import AGE, RUN, left_session
 from tests.support.tiny_model import TINY
 
@@ -35,7 +35,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Iterator[object]:
 
 def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     transformers = pytest.importorskip("transformers")
-    from swarmnode.local.model_source import gather
+    from swarmnode.app.local.model_source import gather
     from swarmnode.model.gather import merged
     from swarmnode.model.text_generation import whole_model
 
@@ -84,7 +84,7 @@ def test_export_takes_running_means_and_last_weights_when_asked(  # type: ignore
         pushed.append(given)
         return "https://hub/1"
 
-    monkeypatch.setattr("swarmnode.machine.hub.push_folder", push_folder)
+    monkeypatch.setattr("swarmnode.app.machine.hub.push_folder", push_folder)
     code, text, error = said(
         "export", str(session), "--out", str(tmp_path / "mean"), "--push-to-hub", "ada/left", "--json"
     )

@@ -8,14 +8,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swarmnode.cli.main import cli, main
+from swarmnode.app.cli.main import cli, main
+from swarmnode.app.local.evaluation import read_text
+from swarmnode.base.errors import DataError, NotPermitted
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError, NotPermitted
-from swarmnode.local.evaluation import read_text
-from swarmnode.manifest import EvaluationSpec, Manifest, PipelineSpec
+from swarmnode.keep.recovery.archive import Scores
 from swarmnode.model.export import write_model
 from swarmnode.model.stage import StageReplica
-from swarmnode.recovery.archive import Scores
+from swarmnode.run.manifest import EvaluationSpec, Manifest, PipelineSpec
 from tests.support.tiny_model import TINY
 
 PROMPTS = ("the quick", "a dog")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import OLD, VERBS, current, main
-from swarmnode.errors import NoDaemon
+from swarmnode.app.cli.main import OLD, VERBS, current, main
+from swarmnode.base.errors import NoDaemon
 
 
 @pytest.mark.parametrize(

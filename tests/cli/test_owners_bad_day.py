@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode import bounds, owner
-from swarmnode import manifest as manifests
-from swarmnode.bounds.table import RIVALS_MAX, SEQUENCE_MAX
-from swarmnode.cli.main import main
-from swarmnode.cli.owner import chain_of
-from swarmnode.daemon.admission import make_admission, own_pass, read_access_list
-from swarmnode.daemon.options import NodeOptions
-from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.manifest import SIGNED_FILE
-from swarmnode.membership.access import (
+from swarmnode.app.cli.main import main
+from swarmnode.app.cli.owner import chain_of
+from swarmnode.app.daemon.admission import make_admission, own_pass, read_access_list
+from swarmnode.app.daemon.options import NodeOptions
+from swarmnode.base import bounds
+from swarmnode.base.bounds.table import RIVALS_MAX, SEQUENCE_MAX
+from swarmnode.base.errors import NotPermitted, RemoteFault, SwarmnodeError
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import access_pb2, call_pb2
+from swarmnode.run import manifest as manifests
+from swarmnode.run import owner
+from swarmnode.run.admission.access import (
     SEQUENCE_STEP_MAX,
     AccessList,
     check_warrant,
@@ -31,10 +32,10 @@ from swarmnode.membership.access import (
     sign_pass,
     sign_warrant,
 )
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import Amendments
-from swarmnode.membership.invite import Invite, decode
-from swarmnode.wire import access_pb2, call_pb2
+from swarmnode.run.admission.admission import Admission
+from swarmnode.run.admission.amendment import Amendments
+from swarmnode.run.admission.invite import Invite, decode
+from swarmnode.run.manifest import SIGNED_FILE
 from tests.support.clock import WallClock
 
 Capture = pytest.CaptureFixture[str]

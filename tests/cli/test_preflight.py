@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnode.daemon.options import NodeOptions
-from swarmnode.daemon.preflight import check_can_work
-from swarmnode.errors import DataError, DiskFull, LocalFault, NotPermitted, SwarmnodeError
-from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit
-from swarmnode.manifest import PRESETS, DataSpec, Manifest, ModelSpec
+from swarmnode.app.daemon.options import NodeOptions
+from swarmnode.app.daemon.preflight import check_can_work
+from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, StageFit
+from swarmnode.base.errors import DataError, DiskFull, LocalFault, NotPermitted, SwarmnodeError
 from swarmnode.model.memory_budget import CPU
+from swarmnode.run.manifest import PRESETS, DataSpec, Manifest, ModelSpec
 from tests.support.options import options as node_options
 
 TINY = PRESETS["tiny"]

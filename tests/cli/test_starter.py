@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.errors import UsageError
-from swarmnode.local import starter
-from swarmnode.manifest import PRESETS, parse, template
-from swarmnode.manifest.text import with_value
+from swarmnode.app.cli.main import main
+from swarmnode.app.local import starter
+from swarmnode.base.errors import UsageError
+from swarmnode.run.manifest import PRESETS, parse, template
+from swarmnode.run.manifest.text import with_value
 
 GOOD = (
     'title = "t"\nabout = "a"\nneeds = "n"\ntakes = "t"\n'

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmnode.local import spawn
-from swarmnode.local.spawn import NODE, ForkedProcess, Spawner
+from swarmnode.app.local import spawn
+from swarmnode.app.local.spawn import NODE, ForkedProcess, Spawner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
@@ -27,7 +27,7 @@ def follows(folder: Path) -> list[str]:
 
 @pytest.fixture
 def spawner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
-    monkeypatch.setattr(spawn, "PRELOADED", ("swarmnode.cli.main",))  # the others cost seconds
+    monkeypatch.setattr(spawn, "PRELOADED", ("swarmnode.app.cli.main",))  # the others cost seconds
     monkeypatch.setattr(spawn, "ACCELERATORS", ())
     made = Spawner()
     yield made
@@ -125,7 +125,7 @@ async def test_a_fork_server_that_cannot_be_is_done_without(
 
 def test_a_process_with_threads_is_not_forked() -> None:
     code = (
-        "import threading, time; from swarmnode.local.fork_server import alone; assert alone();"
+        "import threading, time; from swarmnode.app.local.fork_server import alone; assert alone();"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); assert not alone()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=150)

@@ -6,10 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from swarmnode.ids import PeerId, short
-from swarmnode.local.session import Conditions, SessionView
-from swarmnode.local.summary import NodeFacts, Summary, totals
-from swarmnode.local.swarm_view import (
+from swarmnode.app.local.session import Conditions, SessionView
+from swarmnode.app.local.summary import NodeFacts, Summary, totals
+from swarmnode.app.local.swarm_view import (
     LiveScreen,
     NodeWatch,
     PlainScreen,
@@ -19,9 +18,10 @@ from swarmnode.local.swarm_view import (
     screen_for,
     thanks,
 )
-from swarmnode.metrics import name
-from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_PAUSED, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
+from swarmnode.base.ids import PeerId, short
+from swarmnode.base.metrics import name
+from swarmnode.base.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_PAUSED, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import PeerStatus, StatusReply
 
 DONE = name.series(name.MICROBATCHES, outcome="done")
 LOST = name.series(name.MICROBATCHES, outcome="lost")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.control.socket_path import LOCK_NAME
-from swarmnode.file_lock import take
+from swarmnode.app.cli.main import main
+from swarmnode.app.control.socket_path import LOCK_NAME
+from swarmnode.base.file_lock import take
 
 
 @pytest.fixture

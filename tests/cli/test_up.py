@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import swarmnode
-from swarmnode import manifest as manifests
-from swarmnode.cli.main import main
-from swarmnode.daemon import ready_file
-from swarmnode.daemon.ready_file import Ready
-from swarmnode.errors import LocalFault, ManifestError, UsageError
-from swarmnode.local.run_folder import prepare
+from swarmnode.app.cli.main import main
+from swarmnode.app.daemon import ready_file
+from swarmnode.app.daemon.ready_file import Ready
+from swarmnode.app.local.run_folder import prepare
+from swarmnode.base.errors import LocalFault, ManifestError, UsageError
+from swarmnode.run import manifest as manifests
 from tests.support import drive
 
 TINY = manifests.PRESETS["tiny"]
@@ -73,8 +73,8 @@ def test_without_a_run_the_demo_gets_a_new_folder(tmp_path: pathlib.Path, monkey
 
 @pytest.fixture
 def _fell_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.local.child.node_command", drive.fake_command)
-    monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
+    monkeypatch.setattr("swarmnode.app.local.child.node_command", drive.fake_command)
+    monkeypatch.setattr("swarmnode.app.local.session.PERIOD_S", 0.1)
 
 
 @pytest.mark.usefixtures("_fell_back")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fake_cloud import FakeMetadata
-from swarmnode.cloud import watch
-from swarmnode.cloud.metadata_client import Metadata
-from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
-from swarmnode.errors import Unavailable
-from swarmnode.node.notice import Notice, NoticeKind
+from swarmnode.app.cloud import watch
+from swarmnode.app.cloud.metadata_client import Metadata
+from swarmnode.app.cloud.watch import Aws, Azure, Gcp, Watcher
+from swarmnode.base.errors import Unavailable
+from swarmnode.train.node.notice import Notice, NoticeKind
 from tests.support.clock import WallClock
 from tests.support.fake_telemetry import Quiet
 
@@ -114,7 +114,7 @@ async def test_a_service_that_talks_nonsense_is_told_of_once_and_asked_again(clo
 
 
 async def test_a_service_that_hangs_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.cloud.watch.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("swarmnode.app.cloud.watch.TIMEOUT_S", 0.1)
 
     async with scene() as s:
         await s.fake.say("hang")

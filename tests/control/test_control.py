@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from swarmnode.control import client, socket_path
-from swarmnode.control.service import ControlServer
-from swarmnode.control.verb import REASON_CHARACTERS_MAX
-from swarmnode.errors import LocalFault, NoDaemon, Unavailable, UsageError
-from swarmnode.wire.control_pb2 import DrainReply
-from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from swarmnode.app.control import client, socket_path
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.control.verb import REASON_CHARACTERS_MAX
+from swarmnode.base.errors import LocalFault, NoDaemon, Unavailable, UsageError
+from swarmnode.base.wire.control_pb2 import DrainReply
+from swarmnode.base.wire.report_pb2 import LimitsReply, StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -144,7 +144,8 @@ async def test_another_user_is_refused() -> None:
         home = pathlib.Path(folder)
         home.chmod(0o755)
         ask = (
-            f"import os, sys; sys.path.insert(0, {root!r}); from swarmnode.control import client; os.setuid(65534)\n"
+            f"import os, sys; sys.path.insert(0, {root!r}); from swarmnode.app.control import client\n"
+            "os.setuid(65534)\n"
             f"from pathlib import Path\ntry: client.status(Path({folder!r}))\n"
             "except Exception as error: print(type(error).__name__, error.exit_code)"
         )

@@ -19,19 +19,19 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from swarmnode.cli.option.param import check_address
-from swarmnode.control import client, socket_path, watchers
-from swarmnode.control.grpc_server import CONNECTIONS_MAX
-from swarmnode.control.service import ControlServer
-from swarmnode.control.verb import REASON_CHARACTERS_MAX, VERBS
-from swarmnode.control.watch import watch, watch_here
-from swarmnode.control.watchers import WATCHERS_MAX
-from swarmnode.daemon.control_api import ControlApi
-from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
-from swarmnode.local.spawn import PRELOADED
-from swarmnode.wire import control_pb2, control_pb2_grpc
-from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from swarmnode.app.cli.option.param import check_address
+from swarmnode.app.control import client, socket_path, watchers
+from swarmnode.app.control.grpc_server import CONNECTIONS_MAX
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.control.verb import REASON_CHARACTERS_MAX, VERBS
+from swarmnode.app.control.watch import watch, watch_here
+from swarmnode.app.control.watchers import WATCHERS_MAX
+from swarmnode.app.daemon.control_api import ControlApi
+from swarmnode.app.local.spawn import PRELOADED
+from swarmnode.base.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
+from swarmnode.base.wire import control_pb2, control_pb2_grpc
+from swarmnode.base.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import LimitsReply, StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 BOUND_S = 60.0
@@ -251,7 +251,7 @@ async def test_connections_are_bounded(tmp_path: pathlib.Path) -> None:
 
 
 async def test_a_frozen_daemon_is_unavailable(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.control.watch.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("swarmnode.app.control.watch.TIMEOUT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(tmp_path / socket_path.GRPC_SOCKET_NAME))
         frozen.listen()  # accepted by the kernel, answered by nobody
@@ -342,7 +342,8 @@ async def test_reflection_names_services_methods_and_types(tmp_path: pathlib.Pat
 def test_grpc_is_not_imported_where_processes_fork_or_ask_once() -> None:
     """A fork would copy gRPC's locks without its threads; a verb that asks once would wait for the import."""
     code = (
-        f"import sys, {', '.join(PRELOADED)}, swarmnode.cli.tell, swarmnode.cli.look, swarmnode.control.client\n"
+        f"import sys, {', '.join(PRELOADED)}\n"
+        "import swarmnode.app.cli.tell, swarmnode.app.cli.look, swarmnode.app.control.client\n"
         "print(*[name for name in sys.modules if name.partition('.')[0] in ('grpc', 'grpc_health')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from swarmnode.control import socket_path
-from swarmnode.control.service import ControlServer
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from swarmnode.app.control import socket_path
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.base.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import LimitsReply, StatusReply
 from tests.support.processes import end, signed_run, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

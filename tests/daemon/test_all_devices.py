@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli import join
-from swarmnode.cli.join import device_arguments, join_all, join_each
+from swarmnode.app.cli import join
+from swarmnode.app.cli.join import device_arguments, join_all, join_each
 from swarmnode.model import device as device_module
 
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from hivemind.utils import timed_storage
 
-from swarmnode.daemon.clock import STEP_S, SystemClock, judge, watch_clock
-from swarmnode.transport import hivemind_patches
-from swarmnode.transport.call_directory import surely_ahead_s
+from swarmnode.app.daemon.clock import STEP_S, SystemClock, judge, watch_clock
+from swarmnode.net.transport import hivemind_patches
+from swarmnode.net.transport.call_directory import surely_ahead_s
 from tests.support.fake_telemetry import Quiet
 
 WENT_BACK = "went back 3600 s"

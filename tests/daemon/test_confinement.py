@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode import landlock
-from swarmnode.transport import dial_filter
+from swarmnode.base import landlock
+from swarmnode.net.transport import dial_filter
 
 CHILD = """
 import ctypes, os, subprocess, sys
 from pathlib import Path
-from swarmnode.daemon.launch import _confine
-from swarmnode.daemon.options import NodeOptions
-from swarmnode.landlock import DENIED
+from swarmnode.app.daemon.launch import _confine
+from swarmnode.app.daemon.options import NodeOptions
+from swarmnode.base.landlock import DENIED
 home = Path(sys.argv[1])
 node = NodeOptions("0" * 64, (), None, "", home / "node", 0, home / ".cache" / "swarmnode", "", data_root=home / "data")
 _confine(node)
@@ -61,8 +61,8 @@ def test_a_node_opens_what_its_options_name_and_nothing_else_of_its_user() -> No
 
 OLD_GATE = """
 import ctypes, mmap, os
-from swarmnode.limited_child import deny_calls
-from swarmnode.landlock import DENIED
+from swarmnode.base.limited_child import deny_calls
+from swarmnode.base.landlock import DENIED
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20; int 0x80; ret: getpid by the numbers of i386
 call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
@@ -138,16 +138,16 @@ import probe
 home = Path(sys.argv[1])
 """
 NODE = """
-from swarmnode.daemon.launch import _confine
-from swarmnode.daemon.options import NodeOptions
+from swarmnode.app.daemon.launch import _confine
+from swarmnode.app.daemon.options import NodeOptions
 assert _confine(NodeOptions("0" * 64, (), None, "", home / "node", 0, home / ".cache" / "swarmnode", "")) == TOLD
 """
 P2PD = """
-from swarmnode.transport import dial_filter
+from swarmnode.net.transport import dial_filter
 dial_filter._confine(home / "sockets", home / "node" / "key", Path(sys.executable))
 """
 PARSER = """
-from swarmnode.limited_child import _limit
+from swarmnode.base.limited_child import _limit
 _limit(20, [])
 """
 BOXES = {"a node": NODE, "its p2pd": NODE + P2PD, "the parsers": PARSER}
@@ -242,9 +242,9 @@ def test_what_becomes_p2pd_is_in_its_box(outside: list[str]) -> None:
 OLDER = """
 import sys
 from pathlib import Path
-from swarmnode import landlock
-from swarmnode.daemon.launch import _confine
-from swarmnode.daemon.options import NodeOptions
+from swarmnode.base import landlock
+from swarmnode.app.daemon.launch import _confine
+from swarmnode.app.daemon.options import NodeOptions
 home, landlock.abi = Path(sys.argv[1]), lambda: int(sys.argv[2])
 print(_confine(NodeOptions("0" * 64, (), None, "", home / "node", 0, home / ".cache" / "swarmnode", "")))
 try:

@@ -1,11 +1,11 @@
 """`config show` of a running node: what it was started with, what was changed since, and where each is from."""
 
-from swarmnode.daemon.current_settings import manifest_now, settings_now
-from swarmnode.manifest import Manifest
-from swarmnode.membership.amendment import Amendments
-from swarmnode.node.limits import Limits, SensorReading, change
-from swarmnode.node.pause import PauseControl, StageSlot
-from swarmnode.node.regulator import Regulator
+from swarmnode.app.daemon.current_settings import manifest_now, settings_now
+from swarmnode.run.admission.amendment import Amendments
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.limits import Limits, SensorReading, change
+from swarmnode.train.node.pause import PauseControl, StageSlot
+from swarmnode.train.node.regulator import Regulator
 from tests.membership.test_amendment import BASE, OWNER, RATE, RUN, chain
 from tests.node.test_pause import FakePresence
 from tests.support.fake_telemetry import Quiet

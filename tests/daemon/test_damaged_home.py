@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.control import token_file
-from swarmnode.control.socket_path import GRPC_SOCKET_NAME, LOCK_NAME, SOCKET_NAME, TOKEN_FILE, take_home
-from swarmnode.daemon import ready_file
-from swarmnode.daemon.process import PAUSE_FILE, read_pause, write_pause
-from swarmnode.damaged_file import ASIDE_MAX, put_aside
-from swarmnode.dashboard.board import Board, Changes
-from swarmnode.dashboard.history import History, HistoryPoint, history_path
-from swarmnode.errors import NotPermitted
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.machine import receipt_store
-from swarmnode.machine.receipt_store import Receipts
-from swarmnode.machine.sensors import USAGE_FILE, DailyTraffic
-from swarmnode.manifest import Manifest
-from swarmnode.membership.receipt import WorkDone, sign_receipt
-from swarmnode.metrics.events import EventLog
-from swarmnode.node.limits import AskedPause
-from swarmnode.transport import key_file
-from swarmnode.transport.contact import Contacts
+from swarmnode.app.control import token_file
+from swarmnode.app.control.socket_path import GRPC_SOCKET_NAME, LOCK_NAME, SOCKET_NAME, TOKEN_FILE, take_home
+from swarmnode.app.daemon import ready_file
+from swarmnode.app.daemon.process import PAUSE_FILE, read_pause, write_pause
+from swarmnode.app.dashboard.board import Board, Changes
+from swarmnode.app.dashboard.history import History, HistoryPoint, history_path
+from swarmnode.app.machine import receipt_store
+from swarmnode.app.machine.receipt_store import Receipts
+from swarmnode.app.machine.sensors import USAGE_FILE, DailyTraffic
+from swarmnode.base.damaged_file import ASIDE_MAX, put_aside
+from swarmnode.base.errors import NotPermitted
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.metrics.events import EventLog
+from swarmnode.net.membership.receipt import WorkDone, sign_receipt
+from swarmnode.net.transport import key_file
+from swarmnode.net.transport.contact import Contacts
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.limits import AskedPause
 from tests.support.village import LoopClock
 
 RUN = RunId("ab" * 32)

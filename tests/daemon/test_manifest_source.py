@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarmnode.daemon import manifest_source
-from swarmnode.daemon.manifest_source import fetch_manifest
-from swarmnode.errors import Unreachable
-from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call
-from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.app.daemon import manifest_source
+from swarmnode.app.daemon.manifest_source import fetch_manifest
+from swarmnode.base.errors import Unreachable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport.address import parse_endpoint
+from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN
 

@@ -7,13 +7,13 @@ import sys
 import psutil
 import pytest
 
-from swarmnode.cli.join import command
-from swarmnode.daemon.priority import LOWEST
+from swarmnode.app.cli.join import command
+from swarmnode.app.daemon.priority import LOWEST
 
 PROBE = """
 import json, os, subprocess, sys, threading
 from pathlib import Path
-from swarmnode.daemon.priority import take_priority
+from swarmnode.app.daemon.priority import take_priority
 
 begun = threading.Event()
 over = threading.Event()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon.clock import SystemClock
-from swarmnode.daemon.process import PAUSE_FILE, failure_logged, read_pause, tell_pause, write_pause
-from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.metrics.exporter import PrometheusTelemetry
-from swarmnode.node.limits import NOT_ASKED, AskedPause, LimitVerdict
+from swarmnode.app.daemon.clock import SystemClock
+from swarmnode.app.daemon.process import PAUSE_FILE, failure_logged, read_pause, tell_pause, write_pause
+from swarmnode.base.errors import LocalFault, RemoteFault
+from swarmnode.base.metrics.exporter import PrometheusTelemetry
+from swarmnode.train.node.limits import NOT_ASKED, AskedPause, LimitVerdict
 
 
 @pytest.mark.parametrize(

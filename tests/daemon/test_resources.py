@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon.preflight import checkpoints, usable_stages
-from swarmnode.errors import HardwareFault, NotPermitted, UsageError
-from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, free_memory, of_groups
-from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.app.daemon.preflight import checkpoints, usable_stages
+from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, free_memory, of_groups
+from swarmnode.base.errors import HardwareFault, NotPermitted, UsageError
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, Passes, memory_need, mode_of
 from swarmnode.model.split import split, stages_of
-from swarmnode.node.limits import NodeRole
+from swarmnode.run.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.train.node.limits import NodeRole
 from tests.support.options import options
 
 FILES = replace(PRESETS["tiny"], data=DataSpec(tokenizer="books.json"))
@@ -72,12 +72,12 @@ def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.Mo
     assert held.bound != "--max-memory"
     for bound, unable in ((needed[small], {middle, large}), (needed[middle], {large}), (needed[large], set())):
         monkeypatch.setattr(
-            "swarmnode.daemon.preflight.machine_memory",
+            "swarmnode.app.daemon.preflight.machine_memory",
             lambda device, most, n=bound: MachineMemory(replace(held, nbytes=n)),
         )
         assert usable_stages(options(), run).unable == unable
     monkeypatch.setattr(
-        "swarmnode.daemon.preflight.machine_memory",
+        "swarmnode.app.daemon.preflight.machine_memory",
         lambda device, most: MachineMemory(replace(held, nbytes=needed[small] - 1)),
     )
     with pytest.raises(HardwareFault, match="no stage of this run fits"):
@@ -91,11 +91,11 @@ def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest
     needs = [memory_need(run, part, card, least_passes) for part in stages_of(run)]
     device = max(need.device for need in needs)
     host = max(need.host for need in needs)
-    monkeypatch.setattr("swarmnode.daemon.preflight.autocasts", lambda device, precision: True)
+    monkeypatch.setattr("swarmnode.app.daemon.preflight.autocasts", lambda device, precision: True)
 
     def unable(device: int, host: int) -> frozenset[int]:
         memory = MachineMemory(FreeMemory(host, "the host"), FreeMemory(device, "the card"))
-        monkeypatch.setattr("swarmnode.daemon.preflight.machine_memory", lambda where, most: memory)
+        monkeypatch.setattr("swarmnode.app.daemon.preflight.machine_memory", lambda where, most: memory)
         return usable_stages(options(device="cuda", optimizer_state="device"), run).unable
 
     assert unable(device, host) == frozenset()

@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("swarmnode.dashboard.heartbeat.TICK_S", 0.25)  # four times as fast: curves have points sooner
+        patch.setattr("swarmnode.app.dashboard.heartbeat.TICK_S", 0.25)  # four times as fast: curves have points sooner
         patch.setattr("benchmarks.swarm.dashboard.STEP_S", 0.5)
         with serving(tmp_path_factory.mktemp("page")) as page:
             yield page

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.dashboard.alarm import REPEAT_S, Alarm, AlarmNews, Health, alarms, parties
-from swarmnode.ids import PeerId
+from swarmnode.app.dashboard.alarm import REPEAT_S, Alarm, AlarmNews, Health, alarms, parties
+from swarmnode.base.ids import PeerId
 
 WELL = Health(
     replicas=[2, 3, 2],

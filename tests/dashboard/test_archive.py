@@ -8,8 +8,8 @@ import pytest
 import yarl
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard.heartbeat import ModelDownloads
-from swarmnode.machine.run_archive import Archive
+from swarmnode.app.dashboard.heartbeat import ModelDownloads
+from swarmnode.app.machine.run_archive import Archive
 from tests.support.archiving import RUN_OF, archive_of, trained
 from tests.support.village import village
 from tests.support.watched import DOCUMENT, RUN, TINY, fits, watched

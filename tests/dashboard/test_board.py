@@ -12,22 +12,22 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode import bounds
-from swarmnode.dashboard import view
-from swarmnode.dashboard.alarm import alarms
-from swarmnode.dashboard.board import CURVE_POINTS, NAME_CHARS_MAX, NEWS_S, Board, Changes, brief, named
-from swarmnode.dashboard.heartbeat import Heartbeat
-from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint, read_members
-from swarmnode.dashboard.timeline import KINDS, sentence
-from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
-from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.identity import friendly_name
-from swarmnode.ids import PeerId
-from swarmnode.membership.receipt import WorkDone, sign_receipt
-from swarmnode.metrics import name
-from swarmnode.metrics.event import EVENTS
-from swarmnode.metrics.name import series
-from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.app.dashboard import view
+from swarmnode.app.dashboard.alarm import alarms
+from swarmnode.app.dashboard.board import CURVE_POINTS, NAME_CHARS_MAX, NEWS_S, Board, Changes, brief, named
+from swarmnode.app.dashboard.heartbeat import Heartbeat
+from swarmnode.app.dashboard.history import POINTS_MAX, History, HistoryPoint, read_members
+from swarmnode.app.dashboard.timeline import KINDS, sentence
+from swarmnode.app.dashboard.totals import LIVES_MAX, Contribution, counts_of
+from swarmnode.base import bounds
+from swarmnode.base.errors import LocalFault, RemoteFault
+from swarmnode.base.identity import friendly_name
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.event import EVENTS
+from swarmnode.base.metrics.name import series
+from swarmnode.base.wire import record_pb2, report_pb2
+from swarmnode.net.membership.receipt import WorkDone, sign_receipt
 from tests.support.messages import messages
 from tests.support.watched import NOW, RUN, TINY, Fixture, fits, record, report
 

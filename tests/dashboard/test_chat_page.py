@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from swarmnode.errors import UsageError
-from swarmnode.local.chat_page import MESSAGES_MAX, ChatPage, ChatSettings, asked_of
-from swarmnode.local.conversation import Speaker
+from swarmnode.app.local.chat_page import MESSAGES_MAX, ChatPage, ChatSettings, asked_of
+from swarmnode.app.local.conversation import Speaker
+from swarmnode.base.errors import UsageError
 from tests.dashboard.test_page import AXE, RULES
 from tests.support.left_session import left_session
 from tests.support.page import ARTEFACTS, BOUND_MS, HOSTILE, SIZES, in_loop, until

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.swarm import dashboard as bench
-from swarmnode.api import free_port
-from swarmnode.cli.main import main
+from swarmnode.app.api import free_port
+from swarmnode.app.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from swarmnode.metrics import http_server
-from swarmnode.metrics.http_server import ConnectionLimit
+from swarmnode.base.metrics import http_server
+from swarmnode.base.metrics.http_server import ConnectionLimit
 
 
 class Echo(asyncio.Protocol):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Ledger
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.machine.receipt_store import Receipts
-from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, WorkDone, check_receipt, sign_receipt
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.app.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Ledger
+from swarmnode.app.machine.receipt_store import Receipts
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.receipt import RECEIPT_BYTES_MAX, WorkDone, check_receipt, sign_receipt
 from tests.support.watched import DOCUMENT, NOW, RUN, TINY, Fixture, fits, watched
 
 PEOPLE = [Identity.of_seed(bytes([n + 1]) * 32) for n in range(4)]

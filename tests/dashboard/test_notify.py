@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnode.cli.join import JoinScreen
-from swarmnode.dashboard import start
-from swarmnode.dashboard.alarm import Alarm
-from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from swarmnode.app.cli.join import JoinScreen
+from swarmnode.app.dashboard import start
+from swarmnode.app.dashboard.alarm import Alarm
+from swarmnode.base.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import LimitsReply, StatusReply
 from tests.support.fake_telemetry import Quiet
 from tests.support.web_folder import web_server
 
@@ -95,7 +95,7 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
         while looks:
             yield looks.pop(0)
 
-    monkeypatch.setattr("swarmnode.control.watch.watch", watch)
+    monkeypatch.setattr("swarmnode.app.control.watch.watch", watch)
     screen = JoinScreen(tmp_path, url)
     async with aclosing(screen._statuses()) as statuses:
         for _ in range(5):

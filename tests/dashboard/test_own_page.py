@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from benchmarks.swarm.screenshots import TOKEN, OwnNode, own_page
-from swarmnode.local.node_page import NodePage, record
+from swarmnode.app.local.node_page import NodePage, record
 from tests.dashboard.test_page import AXE, RULES
 from tests.support.page import ARTEFACTS, BOUND_MS, SIZES, in_loop, until
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.dashboard import view
-from swarmnode.dashboard.run_report import read_report, report_text, run_report, write_report
-from swarmnode.dashboard.totals import Contribution
-from swarmnode.manifest import PRESETS
+from swarmnode.app.cli.main import main
+from swarmnode.app.dashboard import view
+from swarmnode.app.dashboard.run_report import read_report, report_text, run_report, write_report
+from swarmnode.app.dashboard.totals import Contribution
+from swarmnode.run.manifest import PRESETS
 from tests.support.watched import watched_run
 
 TINY = PRESETS["tiny"]

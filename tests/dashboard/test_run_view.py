@@ -9,14 +9,14 @@ import grpc.aio
 import pytest
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.control import client, socket_path
-from swarmnode.control.service import ControlServer
-from swarmnode.daemon.run_view import curves_reply, members_reply, run_reply
-from swarmnode.dashboard import view
-from swarmnode.dashboard.heartbeat import Heartbeat
-from swarmnode.errors import UsageError
-from swarmnode.wire import control_pb2, control_pb2_grpc
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.app.control import client, socket_path
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.daemon.run_view import curves_reply, members_reply, run_reply
+from swarmnode.app.dashboard import view
+from swarmnode.app.dashboard.heartbeat import Heartbeat
+from swarmnode.base.errors import UsageError
+from swarmnode.base.wire import control_pb2, control_pb2_grpc
+from swarmnode.base.wire.report_pb2 import StatusReply
 from tests.support.watched import RUN, TINY, watched
 
 

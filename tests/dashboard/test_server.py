@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard import server
-from swarmnode.dashboard.start import PageAddress, dashboard
-from swarmnode.errors import UsageError
-from swarmnode.wire.record_pb2 import SignedManifest
+from swarmnode.app.dashboard import server
+from swarmnode.app.dashboard.start import PageAddress, dashboard
+from swarmnode.base.errors import UsageError
+from swarmnode.base.wire.record_pb2 import SignedManifest
 from tests.support.watched import DOCUMENT, RUN, TINY, fits, watched
 
-STATIC = resources.files("swarmnode.dashboard") / "static"
+STATIC = resources.files("swarmnode.app.dashboard") / "static"
 
 
 def fake_fleet(nodes: int = 6) -> FakeFleet:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from swarmnode import api
-from swarmnode.cli.main import main
-from swarmnode.dashboard import start, view
-from swarmnode.errors import UsageError
+from swarmnode.app import api
+from swarmnode.app.cli.main import main
+from swarmnode.app.dashboard import start, view
+from swarmnode.base.errors import UsageError
 from tests.support.watched import RUN, TINY, watched_run
 
 

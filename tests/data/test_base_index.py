@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import ITEMSIZES, BaseIndex, parse_base
 from swarmnode.data.base_maker import StoredTensor, WantedTensor, make_base
 from swarmnode.data.index import CHUNK_NBYTES
-from swarmnode.errors import DataError
 
 SHAPES = {
     "model.embed_tokens.weight": (3000, 1000),  # three chunks

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
 from swarmnode.data.blocks import AHEAD_MAX, CLAIMS_MAX, RECORD_ENTRIES_MAX, BlockLedger, owner
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId
-from swarmnode.wire import record_pb2
 
 A, B, C, D = (PeerId(name) for name in ("A", "B", "C", "D"))
 ALL = (A, B, C, D)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.chat_template import (
     ChatTemplate,
     Conversation,
@@ -21,7 +22,6 @@ from swarmnode.data.chat_template import (
 from swarmnode.data.root import DataRoot
 from swarmnode.data.tokenizer_file import files_beside, stops_of
 from swarmnode.data.tokens import ByteTokenizer, Tokenizer, huggingface_tokenizer, open_tokenizer
-from swarmnode.errors import DataError
 
 pytestmark = pytest.mark.node  # some seconds
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from swarmnode.base.errors import DataError, Unavailable
 from swarmnode.data.index import INDEX_FILE, ShardEntry, Split, parse_index
 from swarmnode.data.indexed import IndexedCorpus, open_indexed
 from swarmnode.data.sampler import ChunkSampler, layout
-from swarmnode.errors import DataError, Unavailable
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
 from tests.support.data_sets import data_set, split
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index, other_set, read_regular
 from swarmnode.data.index import Index
-from swarmnode.errors import DataError
 from tests.support.data_sets import data_set
 
 

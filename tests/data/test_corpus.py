@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarmnode.base.errors import DataError
 from swarmnode.data import source
 from swarmnode.data.corpus import open_corpus, open_shard
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import IGNORED
 from swarmnode.data.tokens import open_tokenizer
-from swarmnode.errors import DataError
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec
 from tests.support.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.node  # some seconds

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.index import INDEX_NBYTES_MAX, parse_index
-from swarmnode.errors import DataError
 from tests.support.data_sets import data_set
 
 

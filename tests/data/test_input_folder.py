@@ -10,12 +10,12 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from swarmnode.app.local.pretrained import FolderFiles
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_maker import stored_tensors
 from swarmnode.data.document_row import Reading
 from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.tokens import huggingface_tokenizer
-from swarmnode.errors import DataError
-from swarmnode.local.pretrained import FolderFiles
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{7:064d}\nsize 12345\n"
 CARD = """---

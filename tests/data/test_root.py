@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.base.errors import NotPermitted
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.root import DataRoot
 from swarmnode.data.tokens import open_tokenizer
-from swarmnode.errors import NotPermitted
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\nthe secret of this user\n"
 TEXT = "".join(f"line {number} of the text that is meant, {number * number}\n" for number in range(999))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.data.sample import IGNORED, SampleBatch, counted_targets
 from swarmnode.data.sampler import Permutation, Sampler, Windows, spread
-from swarmnode.errors import RemoteFault
-from swarmnode.ports import WireTensor
 from swarmsim.replica import fake
 
 

@@ -27,7 +27,8 @@ from tokenizers import Tokenizer as Inner
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from swarmnode.cli.data import command
+from swarmnode.app.cli.data import command
+from swarmnode.base.errors import DataError, UsageError
 from swarmnode.data import document_source
 from swarmnode.data.chat_template import ChatTemplate, Conversation
 from swarmnode.data.document_row import BadRows, Reading
@@ -35,7 +36,6 @@ from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.set_maker import Encoding, MakeOptions, make
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer
-from swarmnode.errors import DataError, UsageError
 
 pytestmark = pytest.mark.node  # some seconds
 
@@ -112,7 +112,7 @@ def test_a_killed_make_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     program = (
         "import swarmnode.data.document_source as d; d.WORK_BYTES = 4000\n"
-        "from swarmnode.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+        "from swarmnode.app.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
     )
 
     def call(out: str, *more: str) -> list[str]:

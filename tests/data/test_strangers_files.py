@@ -13,14 +13,14 @@ import tokenizers
 from click.testing import CliRunner
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from swarmnode import limited_child
-from swarmnode.cli.data import make
-from swarmnode.cli.init import command
+from swarmnode.app.cli.data import make
+from swarmnode.app.cli.init import command
+from swarmnode.base import limited_child
+from swarmnode.base.errors import DataError, NotPermitted
+from swarmnode.base.limited_child import run_limited
 from swarmnode.data.base_index import small_files, written_anew
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.tokenizer_file import check_tokenizer
-from swarmnode.errors import DataError, NotPermitted
-from swarmnode.limited_child import run_limited
 from swarmnode.model.export_tokenizer import byte_tokenizer
 from tests.support.published_model import llama
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
+from swarmnode.app.cli.main import main
 from swarmnode.data.chat_template import conversation, tokenizer_and_template
 from swarmnode.data.root import DataRoot
 from swarmnode.data.tokenizer_file import stops_of

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.root import DataRoot
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, dtype_of, open_tokenizer
-from swarmnode.errors import DataError
 from tests.support.tokenizer import train_tokenizer
 
 HERE = pathlib.Path()

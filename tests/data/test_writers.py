@@ -18,11 +18,11 @@ import tokenizers
 import transformers
 from pyarrow import feather, parquet
 
+from swarmnode.base.errors import DataError
 from swarmnode.data.chat_template import ChatTemplate, Conversation, conversation
 from swarmnode.data.document_row import BadRows, Placed, Reading
 from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.tokens import ByteTokenizer
-from swarmnode.errors import DataError
 
 datasets.disable_progress_bars()
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swarmnode.cli.main import VERBS, _load
-from swarmnode.control.grpc_server import LIVENESS, READINESS
+from swarmnode.app.cli.main import VERBS, _load
+from swarmnode.app.control.grpc_server import LIVENESS, READINESS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -144,7 +144,7 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
         about = next(found.read(name).decode() for name in names if name.endswith("/METADATA"))
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmnode_methods", "swarmsim"}
-    assert "swarmnode = swarmnode.cli:run" in scripts
+    assert "swarmnode = swarmnode.app.cli:run" in scripts
     assert not LINK.findall(about), "a link of the README that leads nowhere from a wheel"
     assert PROJECT["project"]["urls"]["Homepage"] in about
     made = {

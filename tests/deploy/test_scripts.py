@@ -14,8 +14,8 @@ import urllib.request
 
 import pytest
 
-from swarmnode.daemon import ready_file
-from swarmnode.daemon.service_manager import BEAT_S, Supervisor
+from swarmnode.app.daemon import ready_file
+from swarmnode.app.daemon.service_manager import BEAT_S, Supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "compose"

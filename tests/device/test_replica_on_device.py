@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.errors import Busy
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import DataSpec, GossipSpec, Manifest, TrainingSpec
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import Busy
+from swarmnode.base.parted_work import run_whole
+from swarmnode.base.ports import Packet, State, WireTensor
 from swarmnode.model.device import devices, free_nbytes, half_dtype, use_device
-from swarmnode.parted_work import run_whole
-from swarmnode.ports import Packet, State, WireTensor
+from swarmnode.run.manifest import DataSpec, GossipSpec, Manifest, TrainingSpec
 from tests.support.tiny_model import FAMILIES, TINY, manifest, token_batch, token_wire
 
 DEVICE = devices()[0]

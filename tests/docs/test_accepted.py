@@ -19,10 +19,10 @@ import pytest
 from benchmarks.attack import swarm, table
 from benchmarks.method import gossip
 from benchmarks.swarm import scaling
-from swarmnode.cli.main import VERBS, Verbs
-from swarmnode.errors import ManifestError, UsageError
-from swarmnode.manifest.amend import AMENDABLE
-from swarmnode.manifest.spec import BY_NAME
+from swarmnode.app.cli.main import VERBS, Verbs
+from swarmnode.base.errors import ManifestError, UsageError
+from swarmnode.run.manifest.amend import AMENDABLE
+from swarmnode.run.manifest.spec import BY_NAME
 from swarmnode_methods.rules import METHODS
 from swarmsim import scenario
 
@@ -247,7 +247,7 @@ def test_the_product_takes_what_a_page_says(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_modules_that_a_page_names_exist(page: Path) -> None:
-    """`membership/access.py`, from the root, a package or beside the page."""
+    """`run/admission/access.py`, from the root, a package or beside the page."""
     named = [code for code in spans(page.read_text()) if re.fullmatch(r"[\w./-]+/[\w-]+\.(py|proto|c)", code)]
     roots = (ROOT, page.parent, *(ROOT / name for name in ("swarmnode", "swarmsim", "tests", "deploy", "benchmarks")))
     gone = [name for name in named if not any((root / name).is_file() for root in roots)]

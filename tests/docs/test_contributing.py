@@ -20,7 +20,7 @@ def test_the_page_names_the_files_that_a_recipe_changes() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     recipes = page[page.index("## Recipes") :]
     changed = {one.path for recipe in RECIPES.values() for one in recipe.insertions}
-    reader = {"swarmnode/daemon/process.py", "swarmnode/node/regulator.py"}  # "read where it has its effect"
+    reader = {"swarmnode/app/daemon/process.py", "swarmnode/train/node/regulator.py"}  # "read where it has its effect"
     named = {
         path for path in changed if path.removeprefix("swarmnode/") in recipes or Path(path).parent.name in recipes
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.local.child import Child
+from swarmnode.app.local.child import Child
 from tests.docs.test_commands import ROOT
 from tests.support.processes import BOUND_S, bootstrap, end, output_of, signed_run, until
 

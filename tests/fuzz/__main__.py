@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 
-from swarmnode.ids import seeded
+from swarmnode.base.ids import seeded
 from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode import owner
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.wire import access_pb2
 from swarmnode.data.base_index import parse_base, written_anew
 from swarmnode.data.base_maker import stored_tensors
 from swarmnode.data.index import parse_index
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.access import check_warrant, sign_warrant
-from swarmnode.membership.amendment import _DOMAIN as AMENDMENT_DOMAIN
-from swarmnode.membership.amendment import Amendments
-from swarmnode.recovery import tensorfile
-from swarmnode.recovery.checkpoint import checkpoint_of
-from swarmnode.wire import access_pb2
+from swarmnode.keep.recovery import tensorfile
+from swarmnode.keep.recovery.checkpoint import checkpoint_of
+from swarmnode.run import owner
+from swarmnode.run.admission.access import check_warrant, sign_warrant
+from swarmnode.run.admission.amendment import _DOMAIN as AMENDMENT_DOMAIN
+from swarmnode.run.admission.amendment import Amendments
+from swarmnode.run.manifest import Manifest
 
 RUN = RunId("ab" * 32)
 MACHINE = Identity.of_seed(b"m" * 32).peer_id

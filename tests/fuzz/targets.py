@@ -16,15 +16,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError, Message
 
-from swarmnode import owner
-from swarmnode.bounds import FIELDS
-from swarmnode.errors import Forbidden, RemoteFault, SwarmnodeError, UsageError
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.manifest import PRESETS, Manifest, parse, parse_signed, sign, template
-from swarmnode.manifest.signed import DOMAIN, canonical, run_id_of, verify
-from swarmnode.membership.access import _ACCESS_LIST as ACCESS_LIST_DOMAIN
-from swarmnode.membership.access import (
+from swarmnode.base.bounds import FIELDS
+from swarmnode.base.errors import Forbidden, RemoteFault, SwarmnodeError, UsageError
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.ports import WireTensor
+from swarmnode.base.wire import access_pb2, call_pb2, record_pb2
+from swarmnode.net.membership.progress import to_message
+from swarmnode.net.membership.record import _DOMAIN as RECORD_DOMAIN
+from swarmnode.net.membership.record import check_record, sign_record
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.frame import PREAMBLE, FrameFlag, FrameKind
+from swarmnode.run import owner
+from swarmnode.run.admission.access import _ACCESS_LIST as ACCESS_LIST_DOMAIN
+from swarmnode.run.admission.access import (
     AccessList,
     AccessRules,
     open_access_list,
@@ -33,16 +38,11 @@ from swarmnode.membership.access import (
     sign_grant,
     sign_pass,
 )
-from swarmnode.membership.admission import Admission, parse_pass
-from swarmnode.membership.invite import Invite, decode, encode
-from swarmnode.membership.progress import to_message
-from swarmnode.membership.record import _DOMAIN as RECORD_DOMAIN
-from swarmnode.membership.record import check_record, sign_record
-from swarmnode.node.limits import Limits, change
-from swarmnode.ports import WireTensor
-from swarmnode.transport import frame
-from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
-from swarmnode.wire import access_pb2, call_pb2, record_pb2
+from swarmnode.run.admission.admission import Admission, parse_pass
+from swarmnode.run.admission.invite import Invite, decode, encode
+from swarmnode.run.manifest import PRESETS, Manifest, parse, parse_signed, sign, template
+from swarmnode.run.manifest.signed import DOMAIN, canonical, run_id_of, verify
+from swarmnode.train.node.limits import Limits, change
 from tests.fuzz.files import SEEDS as FILES
 from tests.fuzz.watching import receipts, take_receipt
 from tests.support.method_tables import CODECS
@@ -257,7 +257,7 @@ def _flat() -> Any:
 
 @functools.cache
 def _codecs() -> dict[str, Any]:
-    from swarmnode.gossip.compression import codec
+    from swarmnode.train.gossip.compression import codec
 
     return {name: codec(name) for name in CODECS}
 
@@ -351,7 +351,7 @@ CONTROL: Mapping[str, dict[str, object]] = {
 @quietly
 def take_control(raw: bytes) -> None:
     """The first byte chooses the verb. ValueError is what the daemon turns into a UsageError."""
-    from swarmnode.control.verb import VERBS
+    from swarmnode.app.control.verb import VERBS
 
     if not raw:
         raise RemoteFault("no bytes")
@@ -362,7 +362,7 @@ def take_control(raw: bytes) -> None:
 @quietly
 def take_control_message(raw: bytes) -> None:
     """The same by gRPC."""
-    from swarmnode.control.verb import VERBS
+    from swarmnode.app.control.verb import VERBS
 
     if not raw:
         raise RemoteFault("no bytes")
@@ -371,7 +371,7 @@ def take_control_message(raw: bytes) -> None:
 
 
 def take_request(verb: str, request: Message) -> None:
-    from swarmnode.control.verb import REASON_CHARACTERS_MAX, SECONDS_MAX, arguments
+    from swarmnode.app.control.verb import REASON_CHARACTERS_MAX, SECONDS_MAX, arguments
 
     values = arguments(request)
     assert len(values.get("reason", "")) <= REASON_CHARACTERS_MAX and 0.0 <= values.get("for_s", 0.0) <= SECONDS_MAX
@@ -383,7 +383,7 @@ def take_request(verb: str, request: Message) -> None:
 
 
 def control_messages() -> tuple[bytes, ...]:
-    from swarmnode.control.verb import VERBS
+    from swarmnode.app.control.verb import VERBS
 
     asked = (VERBS[verb].from_json(json.dumps(values).encode()) for verb, values in CONTROL.items())
     return tuple(bytes([number]) + request.SerializeToString() for number, request in enumerate(asked))
@@ -394,7 +394,7 @@ def control_messages() -> tuple[bytes, ...]:
 
 @quietly
 def take_question(raw: bytes) -> None:
-    from swarmnode.local.chat_page import MESSAGES_MAX, TOKENS_MAX, asked_of
+    from swarmnode.app.local.chat_page import MESSAGES_MAX, TOKENS_MAX, asked_of
 
     asked = asked_of(raw)
     assert 1 <= len(asked.messages) <= MESSAGES_MAX and 1 <= asked.tokens <= TOKENS_MAX
@@ -402,7 +402,7 @@ def take_question(raw: bytes) -> None:
 
 @quietly
 def take_receipt_line(raw: bytes) -> None:
-    from swarmnode.membership.receipt import receipt_from_json
+    from swarmnode.net.membership.receipt import receipt_from_json
 
     try:
         row = json.loads(raw)
@@ -414,7 +414,7 @@ def take_receipt_line(raw: bytes) -> None:
 
 @quietly
 def take_recipe(raw: bytes) -> None:
-    from swarmnode.local.starter import parse
+    from swarmnode.app.local.starter import parse
 
     parse(raw.decode(errors="replace"), "x")
 
@@ -423,8 +423,8 @@ QUESTION = b'{"messages": [{"role": "user", "content": "hello"}], "tokens": 20, 
 
 
 def receipt_lines() -> tuple[bytes, ...]:
-    from swarmnode.membership.receipt import receipt_to_json
-    from swarmnode.wire.call_pb2 import Receipt
+    from swarmnode.base.wire.call_pb2 import Receipt
+    from swarmnode.net.membership.receipt import receipt_to_json
 
     return tuple(json.dumps(receipt_to_json(Receipt.FromString(raw))).encode() for raw in receipts())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarmnode.ids import seeded
+from swarmnode.base.ids import seeded
 from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 
@@ -37,37 +37,52 @@ OWN = "written by this user or its own processes"
 CHILD = "what a child or service of this machine says"
 PARSERS = {
     **dict.fromkeys(("header.py",), "frame"),
-    **dict.fromkeys(("membership/record.py", "node/piggyback.py", "transport/record_book.py"), "record inside"),
-    "transport/directory.py": "record",
-    **dict.fromkeys(("membership/access.py", "membership/admission.py", "node/access_list.py"), "access list inside"),
-    **dict.fromkeys(("daemon/admission.py", "manifest/issued.py"), OWN),
-    "membership/invite.py": "invite",
-    "membership/amendment.py": "amendment inside",
-    "daemon/archive.py": "warrant",
-    "manifest/signed.py": "manifest inside",
-    "manifest/text.py": "manifest",
-    "local/model_source.py": "signed manifest",
-    "control/verb.py": "control message",
-    "dashboard/totals.py": "receipt",
-    "local/contribution.py": "receipt line",
-    "local/chat_page.py": "question",
-    "local/starter.py": "recipe",
+    **dict.fromkeys(
+        ("net/membership/record.py", "train/node/piggyback.py", "net/transport/record_book.py"), "record inside"
+    ),
+    "net/transport/directory.py": "record",
+    **dict.fromkeys(
+        ("run/admission/access.py", "run/admission/admission.py", "train/node/access_list.py"), "access list inside"
+    ),
+    **dict.fromkeys(("app/daemon/admission.py", "run/manifest/issued.py"), OWN),
+    "run/admission/invite.py": "invite",
+    "run/admission/amendment.py": "amendment inside",
+    "app/daemon/archive.py": "warrant",
+    "run/manifest/signed.py": "manifest inside",
+    "run/manifest/text.py": "manifest",
+    "app/local/model_source.py": "signed manifest",
+    "app/control/verb.py": "control message",
+    "app/dashboard/totals.py": "receipt",
+    "app/local/contribution.py": "receipt line",
+    "app/local/chat_page.py": "question",
+    "app/local/starter.py": "recipe",
     "data/index.py": "index",
     "data/base_index.py": "base index",
     "data/base_maker.py": "safetensors header",
-    "recovery/tensorfile.py": "tensor file",
-    "recovery/checkpoint.py": "checkpoint",
+    "keep/recovery/tensorfile.py": "tensor file",
+    "keep/recovery/checkpoint.py": "checkpoint",
     **dict.fromkeys(("data/tokens.py", "data/tokenizer_file.py", "model/gather.py"), "small file"),
     **dict.fromkeys(("data/arrow_row.py", "data/input_folder.py"), OWN),
-    **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "machine/receipt_store.py"), OWN),
-    **dict.fromkeys(("dashboard/history.py", "dashboard/server.py", "dashboard/run_report.py"), OWN),
+    **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "app/machine/receipt_store.py"), OWN),
+    **dict.fromkeys(("app/dashboard/history.py", "app/dashboard/server.py", "app/dashboard/run_report.py"), OWN),
     **dict.fromkeys(
-        ("recovery/archive.py", "cli/owner.py", "cli/look.py", "cli/quickstart.py", "transport/contact.py"), OWN
+        (
+            "keep/recovery/archive.py",
+            "app/cli/owner.py",
+            "app/cli/look.py",
+            "app/cli/quickstart.py",
+            "net/transport/contact.py",
+        ),
+        OWN,
     ),
-    **dict.fromkeys(("cli/option/config_file.py", "cli/manifest.py", "api.py", "daemon/process.py"), OWN),
-    **dict.fromkeys(("damaged_file.py", "daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
-    **dict.fromkeys(("transport/dial_filter.py",), CHILD),
-    **dict.fromkeys(("local/fork_server.py", "control/client.py", "cli/init.py", "node/notice.py"), CHILD),
+    **dict.fromkeys(("app/cli/option/config_file.py", "app/cli/manifest.py", "api.py", "app/daemon/process.py"), OWN),
+    **dict.fromkeys(
+        ("damaged_file.py", "app/daemon/ready_file.py", "app/machine/sensors.py", "app/local/node_page.py"), OWN
+    ),
+    **dict.fromkeys(("net/transport/dial_filter.py",), CHILD),
+    **dict.fromkeys(
+        ("app/local/fork_server.py", "app/control/client.py", "app/cli/init.py", "train/node/notice.py"), CHILD
+    ),
 }
 
 

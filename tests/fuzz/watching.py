@@ -2,11 +2,11 @@
 
 import functools
 
-from swarmnode.dashboard.totals import Ledger
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.membership.receipt import WorkDone, sign_receipt
+from swarmnode.app.dashboard.totals import Ledger
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.net.membership.receipt import WorkDone, sign_receipt
 
 RUN = RunId("ab" * 32)
 NOW = 1.75e9

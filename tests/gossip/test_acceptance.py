@@ -2,8 +2,13 @@
 
 import pytest
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.acceptance import (
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Packet, Verdict, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.liveness import AGAIN_S, TRIES
+from swarmnode.train.gossip.acceptance import (
     RECEIPT_BYTES_MAX,
     Reputation,
     bare,
@@ -11,11 +16,6 @@ from swarmnode.gossip.acceptance import (
     receipt,
     whole,
 )
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import AGAIN_S, TRIES
-from swarmnode.ports import Packet, Verdict, WireTensor
-from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)
 GIVER, RECEIVER = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))

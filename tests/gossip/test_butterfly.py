@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.butterfly.recheck import drawn
-from swarmnode.gossip.butterfly.roster import RosterView, RoundOf, choose_owners, open_roster, write_roster
-from swarmnode.gossip.butterfly.round_state import MeanSet, OwnPacket, RoundState
-from swarmnode.gossip.butterfly.word import (
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.ports import DraftedPieces
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.train.gossip.butterfly.recheck import drawn
+from swarmnode.train.gossip.butterfly.roster import RosterView, RoundOf, choose_owners, open_roster, write_roster
+from swarmnode.train.gossip.butterfly.round_state import MeanSet, OwnPacket, RoundState
+from swarmnode.train.gossip.butterfly.word import (
     Said,
     commit_digest,
     contradict,
@@ -23,10 +27,6 @@ from swarmnode.gossip.butterfly.word import (
     say,
     short_digest,
 )
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.ports import DraftedPieces
-from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)
 OF = RoundOf(RUN, 0, 7)

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.header import check_spec
-from swarmnode.ports import WireTensor
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.header import check_spec
+from swarmnode.base.ports import WireTensor
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.compression.codec import CHUNK, TILE
 from swarmnode_methods.modular import ESCAPE_NBYTES
 from tests.support.fake_device import Elsewhere, elsewhere
 from tests.support.method_tables import CODECS

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.exchange import Gossip
-from swarmnode.gossip.outer_step import OuterStepResult
-from swarmnode.gossip.outgoing_packet import OutgoingPacket
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import PRESETS
-from swarmnode.metrics import name
-from swarmnode.ports import EQUAL, Answer, Call, OuterReport, Packet, Verdict, WireTensor
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import PeerTimeout
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import EQUAL, Answer, Call, OuterReport, Packet, Verdict, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.run.manifest import PRESETS
+from swarmnode.train.gossip.exchange import Gossip
+from swarmnode.train.gossip.outer_step import OuterStepResult
+from swarmnode.train.gossip.outgoing_packet import OutgoingPacket
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet
 from tests.support.stage_context import stage_context

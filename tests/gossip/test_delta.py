@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import codec
-from swarmnode.ports import Packet
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.ports import Packet
+from swarmnode.train.gossip.compression import codec
 from swarmnode_methods.delta import DECAY, DeltaCodec
 from swarmnode_methods.partial_average import PartialAverage
 from swarmnode_methods.topk import KERNELS, TopK

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.compression.codec import TILE, Bytes, Codec
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.compression.codec import TILE, Bytes, Codec
+from swarmnode.train.gossip.outer import outer
 from tests.support.method_tables import CODECS, CODECS_OF, METHODS, NONE, without_c
 
 PARAMETERS = 2 * TILE + 4096 + 777

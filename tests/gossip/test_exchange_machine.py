@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarmnode.gossip.exchange_machine import (
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Packet
+from swarmnode.train.gossip.exchange_machine import (
     INITIATOR,
     TRANSITIONS,
     CallerGone,
@@ -26,8 +28,6 @@ from swarmnode.gossip.exchange_machine import (
     RoundFinished,
     RoundStopped,
 )
-from swarmnode.ids import PeerId
-from swarmnode.ports import Packet
 
 PEERS = [PeerId(name) for name in "abc"]
 PATIENCE_S = 10.0

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import Refused, RemoteFault, Unavailable
-from swarmnode.gossip import fallback_partner
-from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
-from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
-from swarmnode.gossip.outgoing_packet import OutgoingPacket
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.machine.compute import ThreadCompute
-from swarmnode.manifest import GossipSpec, Manifest
-from swarmnode.membership.liveness import TRIES
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.app.machine.compute import ThreadCompute
+from swarmnode.base.errors import Refused, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Packet, WireTensor
+from swarmnode.net.membership.liveness import TRIES
+from swarmnode.run.manifest import GossipSpec, Manifest
+from swarmnode.train.gossip import fallback_partner
+from swarmnode.train.gossip.acceptance import Acceptance
+from swarmnode.train.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
+from swarmnode.train.gossip.outer import Outer, outer
+from swarmnode.train.gossip.outer_step import OuterStep, OuterStepResult
+from swarmnode.train.gossip.outgoing_packet import OutgoingPacket
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.noloco import Average, NoLoCo
 from tests.support.fake_telemetry import Quiet

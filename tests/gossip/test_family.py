@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
-from swarmnode.ports import OuterReport, Packet
+from swarmnode.base.ports import OuterReport, Packet
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.outer import outer
 from swarmnode_methods.delayed import DelayedNesterov
 from swarmnode_methods.desloc import EVERY_FIRST, EVERY_SECOND, MOMENT_MOST, DesLoc
 from swarmnode_methods.eager import Eager

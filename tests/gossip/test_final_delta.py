@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import Acceptance
-from swarmnode.gossip.final_delta import FinalDeltas, send_final_delta
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import TRIES
-from swarmnode.membership.swarm import SERVING, Member, Swarm
-from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Call, Packet, Verdict, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.liveness import TRIES
+from swarmnode.net.membership.swarm import SERVING, Member, Swarm
+from swarmnode.train.gossip.acceptance import Acceptance
+from swarmnode.train.gossip.final_delta import FinalDeltas, send_final_delta
 from tests.support.fake_telemetry import Quiet
 from tests.support.stage_context import stage_context
 from tests.support.village import manifest

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import OuterReport, Packet, WireTensor
 from swarmnode.model.tensor import encode
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.outer import outer
 from swarmnode.trust.robust import PacketGuard
 from swarmnode_methods.fragment import (
     FIRST_ROUNDS,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.gossip.round import Share
-from swarmnode.ids import PeerId
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.app.planner.plan_search import together
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Packet, StepReport, WireTensor
 from swarmnode.model.turn import Turn
-from swarmnode.planner.plan_search import together
-from swarmnode.ports import Packet, StepReport, WireTensor
+from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.train.gossip.round import Share
 from swarmnode_methods.gradient import Gradient, ReplicaGradient
 from swarmnode_methods.int8 import Int8
 

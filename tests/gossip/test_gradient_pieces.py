@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.butterfly.word import packet_length
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.ports import Data, DraftedPieces, GivenPiece
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Data, DraftedPieces, GivenPiece
+from swarmnode.train.gossip.butterfly.word import packet_length
 from swarmnode_methods.gradient import Gradient
 from swarmnode_methods.piece_coder import PieceCoder
 from tests.gossip.test_gradient import BATCH, manifest, members, train

@@ -9,14 +9,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.round import SPEEDS_MAX
-from swarmnode.gossip_rules import methods
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.planner.plan_search import together
-from swarmnode.ports import Packet, WireTensor
-from swarmnode.work import TargetCount, Work
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.app.planner.plan_search import together
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Packet, WireTensor
+from swarmnode.base.work import TargetCount, Work
+from swarmnode.run.gossip_rules import methods
+from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.train.gossip.round import SPEEDS_MAX
 from swarmnode_methods.gradient import GradientOf, ReplicaGradient
 from swarmnode_methods.packet_work import check_work, read_work, write_work
 from swarmnode_methods.share import CLIP, shares_by_length

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.memory_network import MemoryTransport
-from swarmnode.errors import Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import record_pb2
 from tests.support.village import Villager, losses, manifest, told, village, with_recovery
 
 pytestmark = [pytest.mark.node, pytest.mark.loop("village")]

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
+from swarmnode.base.ports import OuterReport, Packet
 from swarmnode.model.turn import Turn
-from swarmnode.ports import OuterReport, Packet
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.outer import outer
 from swarmnode_methods.desloc import EVERY_SECOND, DesLoc
 from swarmnode_methods.gradient import Gradient, GradientOf
 from tests.support.method_tables import CODECS_OF

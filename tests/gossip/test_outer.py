@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
-from swarmnode.gossip.pairing import groups
-from swarmnode.gossip_rules import methods
-from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import GossipSpec, Manifest, PipelineSpec, parse, template
-from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
-from swarmnode.ports import Packet
+from swarmnode.base.errors import ManifestError
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Packet
+from swarmnode.run.gossip_rules import methods
+from swarmnode.run.manifest import GossipSpec, Manifest, PipelineSpec, parse, template
+from swarmnode.run.manifest.gossip_compat import sends_pseudo_gradients
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.outer import outer
+from swarmnode.train.gossip.pairing import groups
 from swarmnode_methods import noloco
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.diloco import DiLoCo

@@ -6,10 +6,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.pairing import groups, pairs, partners, shuffled
-from swarmnode.gossip.strangers import OPEN_EVERY, Strangers
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.trust import FLOOD
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.net.membership.trust import FLOOD
+from swarmnode.train.gossip.pairing import groups, pairs, partners, shuffled
+from swarmnode.train.gossip.strangers import OPEN_EVERY, Strangers
 
 RUN = RunId("ab" * 32)
 members_of = st.lists(st.text("abcdefgh", min_size=1, max_size=4).map(PeerId), max_size=17)

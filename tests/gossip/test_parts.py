@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from swarmnode.gossip.compression import codec
+from swarmnode.base.ports import Packet
 from swarmnode.model import state_stream
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART
 from swarmnode.model.state_stream import spans_of
 from swarmnode.model.tensor import decode
-from swarmnode.ports import Packet
+from swarmnode.train.gossip.compression import codec
 from swarmnode_methods import noloco
 from swarmnode_methods.noloco import Average, NoLoCo
 from tests.support.fake_device import elsewhere

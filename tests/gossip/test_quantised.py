@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec, build, codec
-from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.base.errors import ManifestError, RemoteFault
+from swarmnode.base.ports import Packet, WireTensor
+from swarmnode.train.gossip.compression import Codec, build, codec
+from swarmnode.train.gossip.compression.codec import CHUNK, TILE
 from swarmnode_methods.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode_methods.noloco import NoLoCo
 from tests.support.method_tables import without_c

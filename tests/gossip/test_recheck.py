@@ -6,11 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarmnode.errors import RemoteFault
-from swarmnode.gossip.butterfly.recheck import Falsehood, Recheck, roster_pieces
-from swarmnode.gossip.butterfly.roster import RoundOf, write_roster
-from swarmnode.gossip.butterfly.round_state import MeanSet, OwnPacket, RoundState
-from swarmnode.gossip.butterfly.word import (
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Data, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.train.gossip.butterfly.recheck import Falsehood, Recheck, roster_pieces
+from swarmnode.train.gossip.butterfly.roster import RoundOf, write_roster
+from swarmnode.train.gossip.butterfly.round_state import MeanSet, OwnPacket, RoundState
+from swarmnode.train.gossip.butterfly.word import (
     DIGEST_NBYTES,
     Said,
     commit_digest,
@@ -21,10 +25,6 @@ from swarmnode.gossip.butterfly.word import (
     say,
     short_digest,
 )
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import Answer, Data, WireTensor
-from swarmnode.wire import call_pb2 as wire
 from tests.gossip.test_gradient import manifest, members, train
 from tests.support.fake_telemetry import Quiet
 from tests.support.stage_context import stage_context

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.bounds import STRIDE_MAX
-from swarmnode.gossip.outgoing_packet import RoundWeight
-from swarmnode.gossip.round import EXCHANGES_PER_ROUND, LINE_FADE, NARROWING, RoundPace, Rounds
+from swarmnode.base.bounds import STRIDE_MAX
+from swarmnode.train.gossip.outgoing_packet import RoundWeight
+from swarmnode.train.gossip.round import EXCHANGES_PER_ROUND, LINE_FADE, NARROWING, RoundPace, Rounds
 
 strides = st.integers(0, 5).map(lambda power: 2**power)
 

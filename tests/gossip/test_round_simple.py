@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.outer.round_simple import SimpleReplica, end_of_round
-from swarmnode.gossip.outer.round_simple import pairs as simple_pairs
-from swarmnode.gossip.pairing import pairs
-from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import Packet
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Packet
+from swarmnode.train.gossip.outer.round_simple import SimpleReplica, end_of_round
+from swarmnode.train.gossip.outer.round_simple import pairs as simple_pairs
+from swarmnode.train.gossip.pairing import pairs
 from swarmnode_methods.noloco import NoLoCo
 from tests.support.outer_step import Fp64, momentum, random
 

@@ -2,8 +2,8 @@
 
 import math
 
-from swarmnode.gossip.step_end import FEW_WAIT, LISTENERS, StepEnds, listeners
-from swarmnode.ids import PeerId, RunId
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.train.gossip.step_end import FEW_WAIT, LISTENERS, StepEnds, listeners
 
 A, B, C, D = (PeerId(letter) for letter in "abcd")
 PATIENCE_S = 10.0

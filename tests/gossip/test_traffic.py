@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from swarmnode.errors import ManifestError
-from swarmnode.gossip.outer import outer
-from swarmnode.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
-from swarmnode.manifest import GossipSpec
+from swarmnode.base.errors import ManifestError
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.outer import outer
+from swarmnode.train.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
 from swarmnode_methods.desloc import DesLoc
 from tests.support.method_tables import CODECS_OF
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError
-from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import outer
-from swarmnode.gossip.pairing import groups
-from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import GossipSpec, Manifest, parse, template
-from swarmnode.ports import Packet
+from swarmnode.base.errors import ManifestError
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Packet
+from swarmnode.run.manifest import GossipSpec, Manifest, parse, template
+from swarmnode.train.gossip.compression import codec
+from swarmnode.train.gossip.outer import outer
+from swarmnode.train.gossip.pairing import groups
 from swarmnode_methods.noloco import UNIT, Average, NoLoCo, fragments
 from tests.support.method_tables import IN_FRAGMENTS, METHODS
 from tests.support.outer_step import Fp64, mean, momentum, random

@@ -88,7 +88,7 @@ def start(namespace: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
         namespace,
         sys.executable,
         "-m",
-        "swarmnode.cli.main",
+        "swarmnode.app.cli.main",
         *words,
         "--home",
         str(home),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm.harness import SwarmHarness, fleet_in
-from swarmnode.local.child import Child, node_command
-from swarmnode.local.fleet import Command
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import Child, node_command
+from swarmnode.app.local.fleet import Command
+from swarmnode.run.manifest import PRESETS
 
 BOUND_S = 200.0
 STAGES = 3

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from swarmnode import manifest as manifests
-from swarmnode.local.child import environment
-from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS, CheckpointSpec
+from swarmnode.app.local.child import environment
+from swarmnode.app.local.spawn import NODE
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import PRESETS, CheckpointSpec
 
 BOUND_S = 240.0
 BUCKET = "swarm"

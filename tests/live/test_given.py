@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from swarmnode import connect
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.spawn import NODE
-from swarmnode.manifest import SIGNED_FILE, sign_folder
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.spawn import NODE
+from swarmnode.run.manifest import SIGNED_FILE, sign_folder
 from tests.support.processes import HERE, end, output_of, until
 
 SETTINGS = (

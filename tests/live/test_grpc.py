@@ -9,12 +9,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from swarmnode.api import connect
-from swarmnode.control import socket_path
-from swarmnode.control.watch import watch
-from swarmnode.errors import NoDaemon
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.wire import control_pb2, control_pb2_grpc
+from swarmnode.app.api import connect
+from swarmnode.app.control import socket_path
+from swarmnode.app.control.watch import watch
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.base.errors import NoDaemon
+from swarmnode.base.wire import control_pb2, control_pb2_grpc
 from tests.support.processes import BOUND_S, end, signed_run, until
 
 

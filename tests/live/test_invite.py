@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 
 from benchmarks.swarm.harness import LOAD
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS, AccessSpec
-from swarmnode.membership.access import grant_name
-from swarmnode.membership.invite import decode
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.spawn import NODE
+from swarmnode.run.admission.access import grant_name
+from swarmnode.run.admission.invite import decode
+from swarmnode.run.manifest import PRESETS, AccessSpec
 from tests.support.processes import (
     BOUND_S,
     HERE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.app.local.child import Child, NodePlan, node_command
 from tests.support.live_swarm import swarm_in
 
 LIAR = "node-03"  # one of two replicas of the last stage

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from benchmarks.swarm.harness import LOAD
-from swarmnode.local.child import environment
-from swarmnode.local.spawn import NODE, SPAWNER, ChildProcess
+from swarmnode.app.local.child import environment
+from swarmnode.app.local.spawn import NODE, SPAWNER, ChildProcess
 from tests.support.processes import HERE
 
 BOUND_S = 300.0  # for one condition, on a machine that others load

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.swarm import laws
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting, trains
-from swarmnode.local.child import Child
-from swarmnode.local.summary import totals
-from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.planner.plan_search import with_values
+from swarmnode.app.local.child import Child
+from swarmnode.app.local.summary import totals
+from swarmnode.app.planner.plan_search import with_values
+from swarmnode.run.manifest import PRESETS, Manifest
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 LEARNED = math.log(256) - 0.7  # nats: a guess among 256 bytes has log 256

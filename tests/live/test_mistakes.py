@@ -5,8 +5,8 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnode.local.child import Child
-from swarmnode.manifest import PRESETS, DataSpec, ModelSpec
+from swarmnode.app.local.child import Child
+from swarmnode.run.manifest import PRESETS, DataSpec, ModelSpec
 from tests.support.processes import HERE, bootstrap, end, said, signed_run
 
 TINY = PRESETS["tiny"]

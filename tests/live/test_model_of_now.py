@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm.harness import LOAD
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.spawn import NODE
 from swarmnode.model.export import load_stage
+from swarmnode.run.manifest import PRESETS
 from tests.support.processes import BOUND_S, HERE, POLL_S, end, ended, signed_run, until
 
 LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old(?:, validation (\d+\.\d+))?")

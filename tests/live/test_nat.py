@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode import manifest as manifests
-from swarmnode.manifest import PRESETS, TransportSpec
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import PRESETS, TransportSpec
 from tests.support.iroh_node import NEEDS_IROH
 from tests.support.network_lab import in_lab
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.spawn import NODE
 from swarmnode.data.indexed import open_text
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.spawn import NODE
-from swarmnode.manifest import SIGNED_FILE, Manifest, read_signed, sign_folder, verify
+from swarmnode.run.manifest import SIGNED_FILE, Manifest, read_signed, sign_folder, verify
 from tests.support.live_swarm import settled
 from tests.support.processes import BOUND_S, HERE, end, output_of, said, until
 from tests.support.tokenizer import train_tokenizer

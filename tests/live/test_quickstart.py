@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from swarmnode.local.child import Child, NodePlan, environment
-from swarmnode.local.spawn import NODE
+from swarmnode.app.local.child import Child, NodePlan, environment
+from swarmnode.app.local.spawn import NODE
 from tests.cli.test_starter import GOOD
 from tests.support.processes import BOUND_S, HERE, end, until, worked
 
@@ -35,7 +35,7 @@ class Quickstart:
     @classmethod
     async def start(cls, *words: str) -> Quickstart:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarmnode.cli.main", "quickstart", *words),
+            *(sys.executable, "-m", "swarmnode.app.cli.main", "quickstart", *words),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=environment(),

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.swarm.harness import resting
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.run.manifest import PRESETS
 from tests.live.test_checkpoint import events, up
 from tests.support.processes import bootstrap, end, output_of, signed_run, until
 

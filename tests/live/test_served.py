@@ -162,7 +162,7 @@ def test_each_file_has_its_hash_and_the_hashes_their_signature(served: Served) -
 
 def test_uv_takes_our_package_from_our_index_and_knows_where_it_came_from(served: Served, commands: Path) -> None:
     python = commands.parent / "tools" / "swarmnode-trainer" / "bin" / "python"
-    asked = "from swarmnode.project_address import project_address; print(project_address())"
+    asked = "from swarmnode.base.project_address import project_address; print(project_address())"
     assert output(python, "-c", asked, cwd=commands).strip() == served.address
     assert output(commands / "swarmnode", "--version", cwd=commands).split()[-1] == "0.1.0"
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm.harness import resting
-from swarmnode import __version__, owner
-from swarmnode.daemon.admission import ACCESS_FILE
-from swarmnode.ids import RunId
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.manifest import PRESETS
-from swarmnode.membership.access import UPDATE, AccessList, sign_access_list
+from swarmnode import __version__
+from swarmnode.app.daemon.admission import ACCESS_FILE
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.base.ids import RunId
+from swarmnode.run import owner
+from swarmnode.run.admission.access import UPDATE, AccessList, sign_access_list
+from swarmnode.run.manifest import PRESETS
 from tests.support.processes import BOUND_S, bootstrap, end, ended, output_of, said, signed_run, until, worked
 
 

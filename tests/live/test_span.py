@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.swarm.harness import resting
-from swarmnode.ids import PeerId, machine_of, part_of
-from swarmnode.local.child import Child, NodePlan
-from swarmnode.local.swarm_view import headline
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import Child, NodePlan
+from swarmnode.app.local.swarm_view import headline
+from swarmnode.base.ids import PeerId, machine_of, part_of
+from swarmnode.run.manifest import PRESETS
 from tests.support.processes import bootstrap, end, output_of, signed_run, until, worked
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.swarm.harness import trains
-from swarmnode.local.child import Child
-from swarmnode.local.evaluation import export_model
-from swarmnode.local.summary import count, totals
-from swarmnode.metrics import name
+from swarmnode.app.local.child import Child
+from swarmnode.app.local.evaluation import export_model
+from swarmnode.app.local.summary import count, totals
+from swarmnode.base.metrics import name
 from tests.support.live_swarm import BOUND_S, swarm_in
 
 

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import Child, NodePlan, node_command
+from swarmnode.run.manifest import PRESETS
 from tests.live.test_checkpoint import events
 from tests.support.processes import bootstrap, end, signed_run, until
 

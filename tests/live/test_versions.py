@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.swarm.harness import resting, trains
-from swarmnode.local.child import NodePlan
-from swarmnode.local.summary import totals
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.child import NodePlan
+from swarmnode.app.local.summary import totals
+from swarmnode.run.manifest import PRESETS
 from tests.support.live_swarm import swarm_in
 from tests.support.processes import output_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon import ready_file
+from swarmnode.app.daemon import ready_file
 from tests.live.test_meeting_point import Run, run_of
 from tests.live.test_versions import earlier as earlier
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from swarmnode.errors import Unavailable
-from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan
-from swarmnode.recovery.archive import ArchiveEntry
+from swarmnode.app.machine.run_archive import RETRY_S, Archive, ArchivePlan
+from swarmnode.base.errors import Unavailable
+from swarmnode.keep.recovery.archive import ArchiveEntry
 from swarmsim.virtual_time import run
 
 MINUTE_S = 60.0

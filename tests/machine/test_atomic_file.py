@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.atomic_file import TEMPORARY, atomic_file, atomic_write
+from swarmnode.base.atomic_file import TEMPORARY, atomic_file, atomic_write
 
 
 def test_a_file_is_replaced_by_pieces_in_order(tmp_path: Path) -> None:

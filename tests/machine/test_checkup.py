@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.machine.checkup import (
+from swarmnode.app.cli.main import main
+from swarmnode.app.machine.checkup import (
     HealthCheck,
     device_fix,
     exit_code,
     link_tokens_per_s,
 )
-from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, stage_fit
-from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
+from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, StageFit, stage_fit
+from swarmnode.run.manifest import PRESETS, ModelSpec, boundary_nbytes
 
 
 def test_the_largest_stage_needs_the_most_memory() -> None:

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from swarmnode.errors import LocalFault
-from swarmnode.machine.compute import ThreadCompute
-from swarmnode.parted_work import Parts
-from swarmnode.ports import Priority, StreamingMessage, WireTensor
-from swarmnode.wire_tensor import ReadyWatermark
+from swarmnode.app.machine.compute import ThreadCompute
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.parted_work import Parts
+from swarmnode.base.ports import Priority, StreamingMessage, WireTensor
+from swarmnode.base.wire_tensor import ReadyWatermark
 from tests.support.fake_telemetry import Quiet
 
 PIECE_S = 0.02

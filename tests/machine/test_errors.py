@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
-from swarmnode.errors import LocalFault, cause_of, os_errors
+from swarmnode.base.errors import LocalFault, cause_of, os_errors
 
 
 class Bound(Exception):

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode import file_lock
-from swarmnode.control.socket_path import take_home
-from swarmnode.errors import UsageError
+from swarmnode.app.control.socket_path import take_home
+from swarmnode.base import file_lock
+from swarmnode.base.errors import UsageError
 from tests.support.errno_shim import FLOCK_FAILS, FLOCK_OF_NFS, preloaded
 
 EVERY_LOCK = """
 import json, sys
 from pathlib import Path
-from swarmnode.control.socket_path import take_home
+from swarmnode.app.control.socket_path import take_home
 from swarmnode.data.set_maker import _alone
-from swarmnode.errors import SwarmnodeError
-from swarmnode.machine.folder_store import hold, keeper
-from swarmnode.transport.socket_dir import SocketDir
+from swarmnode.base.errors import SwarmnodeError
+from swarmnode.app.machine.folder_store import hold, keeper
+from swarmnode.net.transport.socket_dir import SocketDir
 
 home = Path(sys.argv[1])
 said = {}
@@ -79,7 +79,7 @@ def test_descriptors_are_open_as_nfs_wants_them(tmp_path: Path) -> None:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom swarmnode.control.socket_path import take_home\n"
+        "import sys\nfrom pathlib import Path\nfrom swarmnode.app.control.socket_path import take_home\n"
         "take_home(Path(sys.argv[1]))\nprint('locked', flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

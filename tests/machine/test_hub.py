@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.manifest import PRESETS, AboutSpec
 from swarmnode.model.export import model_card
+from swarmnode.run.manifest import PRESETS, AboutSpec
 
 REPO = "ada/model"
 TOKEN = "hf_stand_in"
@@ -133,8 +133,8 @@ def hub() -> Iterator[Hub]:
 PROGRAM = """
 import sys
 from pathlib import Path
-from swarmnode.errors import SwarmnodeError
-from swarmnode.machine.hub import push_folder
+from swarmnode.base.errors import SwarmnodeError
+from swarmnode.app.machine.hub import push_folder
 for folder, tag in zip(sys.argv[2::2], sys.argv[3::2]):
     try:
         print(push_folder(Path(folder), sys.argv[1], tag, f"at {tag}"))

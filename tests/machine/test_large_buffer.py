@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from swarmnode import large_buffer as module
-from swarmnode.errors import LocalFault
-from swarmnode.large_buffer import large_buffer
+from swarmnode.base import large_buffer as module
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.large_buffer import large_buffer
 
 WRITES = """
 from pathlib import Path
-from swarmnode import large_buffer as module
+from swarmnode.base import large_buffer as module
 
 def anonymous_nbytes():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon.clock import SystemClock
-from swarmnode.machine.sensors import DailyTraffic, Sensors, idle_s, utc_offset_s
-from swarmnode.node.limits import Limits, change, decide
+from swarmnode.app.daemon.clock import SystemClock
+from swarmnode.app.machine.sensors import DailyTraffic, Sensors, idle_s, utc_offset_s
+from swarmnode.train.node.limits import Limits, change, decide
 
 
 @pytest.fixture(autouse=True)

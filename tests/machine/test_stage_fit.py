@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.micro.memory import fit_rows, llama3
-from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, first_alike, stage_fit
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
+from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, StageFit, first_alike, stage_fit
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.stage_memory import fit_of, memory_of, repeated
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, Passes, memory_need, passes_in, repeated_forwards
 from swarmnode.model.split import split
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
-from swarmnode.planner.stage_memory import fit_of, memory_of, repeated
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec
 
 RUN = llama3("8B", 16)
 INNER = 8

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode import manifest as manifests
-from swarmnode.cli.bootstrap import signed_manifest
-from swarmnode.cli.main import main
-from swarmnode.errors import ManifestError
-from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, sign_folder
-from swarmnode.manifest.text import with_value
+from swarmnode.app.cli.bootstrap import signed_manifest
+from swarmnode.app.cli.main import main
+from swarmnode.base.errors import ManifestError
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, sign_folder
+from swarmnode.run.manifest.text import with_value
 
 
 @pytest.fixture

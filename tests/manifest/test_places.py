@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError
-from swarmnode.manifest import Manifest, parse
-from swarmnode.manifest.check import is_below
-from swarmnode.manifest.location import base_url
-from swarmnode.manifest.spec import BY_NAME, FIELDS
-from swarmnode.manifest.text import value_of
+from swarmnode.base.errors import ManifestError
+from swarmnode.run.manifest import Manifest, parse
+from swarmnode.run.manifest.check import is_below
+from swarmnode.run.manifest.location import base_url
+from swarmnode.run.manifest.spec import BY_NAME, FIELDS
+from swarmnode.run.manifest.text import value_of
 
 WORD = "word"
 NUMBERS = "numbers"

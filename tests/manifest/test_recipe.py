@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.errors import UsageError
-from swarmnode.manifest import PRESETS, Manifest, PipelineSpec, fit, parse
-from swarmnode.manifest.recipe import model_of, parameters_of
-from swarmnode.manifest.text import brief, value_of
+from swarmnode.base.errors import UsageError
 from swarmnode.model.split import split
+from swarmnode.run.manifest import PRESETS, Manifest, PipelineSpec, fit, parse
+from swarmnode.run.manifest.recipe import model_of, parameters_of
+from swarmnode.run.manifest.text import brief, value_of
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError, NotPermitted, UsageError
-from swarmnode.ids import RunId
-from swarmnode.manifest import (
+from swarmnode.base.errors import ManifestError, NotPermitted, UsageError
+from swarmnode.base.ids import RunId
+from swarmnode.base.wire import record_pb2
+from swarmnode.run.manifest import (
     AboutSpec,
     GossipSpec,
     Manifest,
@@ -28,9 +29,8 @@ from swarmnode.manifest import (
     verify,
     write_signed,
 )
-from swarmnode.manifest.signed import DOMAIN, RETIRED, SIGNED_BYTES_MAX, from_canonical
-from swarmnode.owner import create_owner, load_owner, public_bytes
-from swarmnode.wire import record_pb2
+from swarmnode.run.manifest.signed import DOMAIN, RETIRED, SIGNED_BYTES_MAX, from_canonical
+from swarmnode.run.owner import create_owner, load_owner, public_bytes
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError
-from swarmnode.manifest import (
+from swarmnode.base.errors import ManifestError
+from swarmnode.run.manifest import (
     MANIFEST_BYTES_MAX,
     PRESETS,
     DataSpec,
@@ -24,10 +24,10 @@ from swarmnode.manifest import (
     parse,
     template,
 )
-from swarmnode.manifest.check import is_below
-from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.manifest.spec import BY_NAME, FIELDS
-from swarmnode.manifest.text import brief, build, schema, value_of, with_value
+from swarmnode.run.manifest.check import is_below
+from swarmnode.run.manifest.cross_field import ACROSS
+from swarmnode.run.manifest.spec import BY_NAME, FIELDS
+from swarmnode.run.manifest.text import brief, build, schema, value_of, with_value
 from tests.support.method_tables import METHODS
 
 

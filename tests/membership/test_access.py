@@ -5,12 +5,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode import owner
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import admission as admission_module
-from swarmnode.membership.access import (
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import access_pb2 as wire
+from swarmnode.run import owner
+from swarmnode.run.admission import admission as admission_module
+from swarmnode.run.admission.access import (
     SKEW_S,
     AccessList,
     AccessRules,
@@ -22,8 +23,7 @@ from swarmnode.membership.access import (
     sign_pass,
     too_old,
 )
-from swarmnode.membership.admission import Admission
-from swarmnode.wire import access_pb2 as wire
+from swarmnode.run.admission.admission import Admission
 from tests.support.clock import ManualClock
 
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)

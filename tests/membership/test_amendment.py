@@ -7,17 +7,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode import owner
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId, seeded
-from swarmnode.manifest import Manifest
-from swarmnode.membership.access import AccessRules
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import AMENDMENTS_MAX, Amendments
-from swarmnode.node.access_list import keep_access_list, tell
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.wire import access_pb2, record_pb2
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId, seeded
+from swarmnode.base.wire import access_pb2, record_pb2
+from swarmnode.run import owner
+from swarmnode.run.admission.access import AccessRules
+from swarmnode.run.admission.admission import Admission
+from swarmnode.run.admission.amendment import AMENDMENTS_MAX, Amendments
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.access_list import keep_access_list, tell
+from swarmnode.train.node.membership_handlers import MembershipHandlers
 from tests.support.clock import WallClock
 from tests.support.fake_telemetry import Quiet
 

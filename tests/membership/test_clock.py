@@ -2,9 +2,10 @@
 
 import pytest
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.clock import (
+from swarmnode.base.ids import PeerId
+from swarmnode.base.remembered import REMEMBERED_MAX
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.clock import (
     CONFIRMED,
     FACTOR,
     OUTLIER,
@@ -12,13 +13,12 @@ from swarmnode.membership.clock import (
     RunClock,
     Supposed,
 )
-from swarmnode.membership.peer_table import PeerTable
-from swarmnode.membership.progress import Progress
-from swarmnode.membership.run_progress import RunProgress
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.membership.trust import PeerHistory, machines
-from swarmnode.remembered import REMEMBERED_MAX
-from swarmnode.wire import record_pb2
+from swarmnode.net.membership.peer_table import PeerTable
+from swarmnode.net.membership.progress import Progress
+from swarmnode.net.membership.run_progress import RunProgress
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.net.membership.trust import PeerHistory, machines
+from swarmnode.run.manifest import Manifest
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import LoopClock
 
@@ -218,7 +218,7 @@ def test_two_that_only_answered_move_nobody_and_two_at_work_do() -> None:
 
 @pytest.mark.parametrize("size", [2, 8, 40, 125])
 def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
-    from swarmnode.ids import seeded
+    from swarmnode.base.ids import seeded
 
     rng = seeded("observed", size)
     observed = PeerHistory()

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.cli import join
-from swarmnode.errors import UsageError, VersionMismatch
-from swarmnode.identity import Identity, friendly_name
-from swarmnode.ids import RunId
-from swarmnode.membership.invite import PREFIX, Invite, decode, encode, looks_like_invite
-from swarmnode.transport.address import is_metadata
-from swarmnode.wire import access_pb2 as wire
+from swarmnode.app.cli import join
+from swarmnode.base.errors import UsageError, VersionMismatch
+from swarmnode.base.identity import Identity, friendly_name
+from swarmnode.base.ids import RunId
+from swarmnode.base.wire import access_pb2 as wire
+from swarmnode.net.transport.address import is_metadata
+from swarmnode.run.admission.invite import PREFIX, Invite, decode, encode, looks_like_invite
 
 OWNER = Identity.of_seed(b"o" * 32)
 PEERS = [Identity.of_seed(bytes([number]) * 32).peer_id for number in range(4)]

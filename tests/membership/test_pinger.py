@@ -3,12 +3,12 @@
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import PINGED_MAX, Pinger
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.ports import Answer, Call, Handler
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call, Handler
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.liveness import PINGED_MAX, Pinger
+from swarmnode.net.membership.swarm import Member, Swarm
 
 RUN = RunId("ab" * 32)
 ME = PeerId("me")

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.bounds import SAMPLES_MAX
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import progress
-from swarmnode.membership.clock import WINDOW_S, ProgressBound
-from swarmnode.membership.progress import (
+from swarmnode.base.bounds import SAMPLES_MAX
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership import progress
+from swarmnode.net.membership.clock import WINDOW_S, ProgressBound
+from swarmnode.net.membership.progress import (
     ENTRIES_MAX,
     FLOOR,
     FOLDED_MAX,
@@ -21,7 +22,6 @@ from swarmnode.membership.progress import (
     ProgressOverclaim,
     to_message,
 )
-from swarmnode.wire import record_pb2
 
 A = PeerId("A")
 B = PeerId("B")

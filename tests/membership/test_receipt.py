@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.machine.receipt_store import FILE_NAME, Receipts, read
-from swarmnode.membership.receipt import WorkBook, WorkDone, check_receipt, sign_receipt
-from swarmnode.node.report import ReceiptExchange
-from swarmnode.remembered import REMEMBERED_MAX
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.work import Work
+from swarmnode.app.machine.receipt_store import FILE_NAME, Receipts, read
+from swarmnode.base.errors import LocalFault, RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.remembered import REMEMBERED_MAX
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.work import Work
+from swarmnode.net.membership.receipt import WorkBook, WorkDone, check_receipt, sign_receipt
+from swarmnode.train.node.report import ReceiptExchange
 from tests.support.village import RUN, LoopClock, manifest, village
 
 pytestmark = pytest.mark.node  # some seconds

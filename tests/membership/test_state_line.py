@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.membership.state_line import UNBROKEN, StateLine, WorkWatch, judge_return, yields
+from swarmnode.net.membership.state_line import UNBROKEN, StateLine, WorkWatch, judge_return, yields
 
 FAR = 1 << 40
 TAKEN = StateLine(1118, 2906)  # a stage that was taken over at 2,906 samples from a copy 1,118 older

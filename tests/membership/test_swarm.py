@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, digest, seeded
-from swarmnode.membership.peer_table import SPECIAL_MAX, PeerTable
-from swarmnode.membership.record import check_record, remember, sign_record
-from swarmnode.membership.swarm import Member, Swarm, shared
-from swarmnode.membership.trust import BelievedSwarm
-from swarmnode.wire import record_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId, digest, seeded
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.peer_table import SPECIAL_MAX, PeerTable
+from swarmnode.net.membership.record import check_record, remember, sign_record
+from swarmnode.net.membership.swarm import Member, Swarm, shared
+from swarmnode.net.membership.trust import BelievedSwarm
 from tests.support.records import member
 
 RUN = RunId("run")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from swarmnode.membership.twin import TwinWatch
-from swarmnode.wire import record_pb2
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.twin import TwinWatch
 
 TTL_S = 15.0
 BEGAN_S = 1000.0

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.gossip.acceptance import Acceptance, bare, receipt
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.manifest import Manifest
-from swarmnode.metrics.exporter import (
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.base.metrics.exporter import (
     ALL_BURST,
     PEER_BURST,
     PEER_PER_S,
@@ -21,8 +19,10 @@ from swarmnode.metrics.exporter import (
     EventLimiter,
     PrometheusTelemetry,
 )
-from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.ports import Call, Packet, Verdict, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.gossip.acceptance import Acceptance, bare, receipt
 from tests.support.clock import ManualClock
 from tests.support.stage_context import stage_context
 

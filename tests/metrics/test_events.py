@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from swarmnode.metrics.events import EventLog, plain, timestamp
+from swarmnode.base.metrics.events import EventLog, plain, timestamp
 from tests.support.clock import ManualClock
 
 DAY_S = 1_767_323_045.678
@@ -102,7 +102,7 @@ def test_a_full_disk_costs_lines_and_one_complaint(capsys: pytest.CaptureFixture
 TORN = """
 import pathlib, sys
 sys.path[:0] = sys.argv[2:]
-from swarmnode.metrics.events import EventLog
+from swarmnode.base.metrics.events import EventLog
 class Fixed:
     def unix_s(self): return 0.0
 log = EventLog(pathlib.Path(sys.argv[1]), clock=Fixed(), run="r", node="n")

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarmnode.errors import UsageError
-from swarmnode.metrics import name
-from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.base.errors import UsageError
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.exporter import PrometheusTelemetry
 from tests.support.clock import ManualClock
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarmnode.metrics import name
-from swarmnode.metrics.event import EVENTS
-from swarmnode.metrics.name import MetricKind
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.event import EVENTS
+from swarmnode.base.metrics.name import MetricKind
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes
 
 
@@ -64,7 +64,7 @@ def test_the_code_says_each_metric_with_its_kind_and_labels() -> None:
                         )
                     ):
                         wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {verb} {constant} {sorted(labels)}")
-    assert calls > 60 and not wrong, "not in swarmnode/metrics/name.py:\n" + "\n".join(wrong)
+    assert calls > 60 and not wrong, "not in swarmnode/base/metrics/name.py:\n" + "\n".join(wrong)
     assert name.METRICS.keys() <= said, f"no node sets {sorted(name.METRICS.keys() - said)}"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.metrics import name
-from swarmnode.metrics.exporter import PrometheusTelemetry
+from swarmnode.base.metrics import name
+from swarmnode.base.metrics.exporter import PrometheusTelemetry
 from tests.support.clock import ManualClock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_alerts_and_board_ask_for_metrics_that_exist() -> None:
     }
     for path in (RULES / "alerts.yml", BOARD / "swarmnode.json"):
         asked = set(OURS.findall(path.read_text()))
-        assert asked and asked <= known, f"{path}: {sorted(asked - known)} is in no node; see metrics/name.py"
+        assert asked and asked <= known, f"{path}: {sorted(asked - known)} is in no node; see base/metrics/name.py"
 
 
 def test_the_board_is_current(tmp_path: pathlib.Path) -> None:

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest, ModelSpec, TrainingSpec
+from swarmnode.app.machine.replica import TorchReplica
 from swarmnode.model.adapter import LORA_A, LORA_B, frozen_nbytes, initial_adapter, trained_count, trained_shapes
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.frozen import FrozenWeight, whole_weights
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
+from swarmnode.run.manifest import Manifest, ModelSpec, TrainingSpec
 from tests.model.test_stage import check_tape
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.errors import DataError, UsageError
-from swarmnode.local.evaluation import export_model
-from swarmnode.local.pretrained import lay_out
-from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
+from swarmnode.app.local.evaluation import export_model
+from swarmnode.app.local.pretrained import lay_out
+from swarmnode.base.errors import DataError, UsageError
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict, write_model
 from swarmnode.model.frozen import held, whole_weights
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.text_generation import whole_model
+from swarmnode.run.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
 from tests.support.published_model import llama, start_from
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 

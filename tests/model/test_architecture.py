@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnode.errors import ManifestError
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec, parse, template
+from swarmnode.base.errors import ManifestError
 from swarmnode.model import architecture
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
@@ -17,6 +16,7 @@ from swarmnode.model.export import write_model
 from swarmnode.model.gather import merged, of_export
 from swarmnode.model.split import parameter_shapes, split
 from swarmnode.model.text_generation import Sampling, generate, whole_model
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec, parse, template
 from tests.model.test_stage import check_tape
 from tests.support.tiny_model import TINY, manifest, mean_loss, plain_model, stages_of, token_batch, train_on
 

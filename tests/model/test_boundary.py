@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
-from swarmnode.manifest import boundary_codes, boundary_nbytes
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.boundary_code import decode_boundary, encode_boundary
 from swarmnode.model.tensor import MAGNITUDE_MAX, cosine
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import boundary_codes, boundary_nbytes
 from swarmnode.trust.verdict import AnswerSimilarity, exact_distance
 
 ERROR = {

@@ -9,17 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from swarmnode.app.local.evaluation import evaluate
+from swarmnode.base.errors import DataError
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.indexed import open_indexed
 from swarmnode.data.sample import IGNORED
 from swarmnode.data.set_maker import Encoding, MakeOptions, make
 from swarmnode.data.tokens import ByteTokenizer
-from swarmnode.errors import DataError
-from swarmnode.local.evaluation import evaluate
-from swarmnode.manifest import DataSpec, ModelSpec
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.gather import Gathered, StageCopy
 from swarmnode.model.split import split
+from swarmnode.run.manifest import DataSpec, ModelSpec
 from tests.support.tiny_model import ascend, manifest, stages_of, train_on
 
 MODEL = ModelSpec(layers=3, width=32, heads=4, kv_heads=2, ffn=48, context=96, vocabulary=256)

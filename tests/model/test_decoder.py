@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.manifest import DataSpec, Manifest, PipelineSpec, parse, template
-from swarmnode.manifest.recipe import parameters_of
 from swarmnode.model.decoder import Decoder, Experts, SparseFeedForward, grouped
 from swarmnode.model.documents import Documents, causal_attention
 from swarmnode.model.split import initial, layer_flops, parameter_shapes, split
+from swarmnode.run.manifest import DataSpec, Manifest, PipelineSpec, parse, template
+from swarmnode.run.manifest.recipe import parameters_of
 from tests.support.tiny_model import FAMILIES, TINY, manifest, randomised, stages_of, token_batch, train_on
 
 TOKENS = DataSpec(tokenizer="tokenizer.json")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swarmnode.errors import Busy, UsageError
+from swarmnode.base.errors import Busy, UsageError
 from swarmnode.model import backprop, device
 from tests.support.tiny_model import ascend, manifest, stages_of, token_batch, token_wire, train_on
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swarmnode.base.errors import RemoteFault
 from swarmnode.data.sample import IGNORED, UNCOUNTED, SampleBatch
-from swarmnode.errors import RemoteFault
-from swarmnode.manifest import Manifest
 from swarmnode.model.boundary_code import encode_boundary
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
@@ -20,6 +19,7 @@ from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode
 from swarmnode.model.text_generation import loss_of, whole_model
+from swarmnode.run.manifest import Manifest
 from swarmnode.trust.recompute import hop_again
 from tests.support.tiny_model import TINY, ascend, manifest, stages_of, token_batch, token_wire, train_on
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnode.errors import DataError
-from swarmnode.manifest import DataSpec, Manifest
+from swarmnode.base.errors import DataError
 from swarmnode.model.export import StageLabel, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
 from swarmnode.model.running_mean import weight_of
 from swarmnode.model.stage import StageReplica
+from swarmnode.run.manifest import DataSpec, Manifest
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
 pytestmark = pytest.mark.node  # some seconds

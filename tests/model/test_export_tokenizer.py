@@ -9,9 +9,9 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from swarmnode.data.tokens import ByteTokenizer
-from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.model.export import small_files
 from swarmnode.model.export_tokenizer import END
+from swarmnode.run.manifest import DataSpec, Manifest
 from tests.support.tiny_model import TINY, manifest
 
 pytestmark = pytest.mark.node  # seconds to import transformers

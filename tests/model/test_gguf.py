@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from swarmnode.cli.export import command
-from swarmnode.errors import UsageError
-from swarmnode.manifest import PRESETS, Manifest, ModelSpec
+from swarmnode.app.cli.export import command
+from swarmnode.base.errors import UsageError
 from swarmnode.model.export import write_model
 from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.gguf_file import check_gguf, write_gguf
 from swarmnode.model.gguf_tokenizer import LLAMA3, QWEN2, gguf_tokenizer
 from swarmnode.model.split import parameter_shapes, split
+from swarmnode.run.manifest import PRESETS, Manifest, ModelSpec
 from tests.support.llama_cpp import llama_cpp
 
 pytestmark = pytest.mark.node  # seconds to import transformers

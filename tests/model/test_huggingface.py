@@ -11,10 +11,8 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from swarmnode.errors import DataError
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec
-from swarmnode.manifest.recipe import parameters_of
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import DataError
 from swarmnode.model.export import write_model
 from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.gather import merged, of_export
@@ -22,7 +20,9 @@ from swarmnode.model.huggingface import FAMILIES as TABLE_OF_FAMILIES
 from swarmnode.model.huggingface import canonical, config_of, source_names, spec_of
 from swarmnode.model.split import HEAD, TABLE, parameter_shapes, split
 from swarmnode.model.text_generation import whole_model
-from swarmnode.node.base_fetcher import place, spans_of
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.run.manifest.recipe import parameters_of
+from swarmnode.train.node.base_fetcher import place, spans_of
 from tests.support.published_model import VOCABULARY, start_from
 from tests.support.tiny_model import FAMILIES, TINY, randomised, token_batch
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.errors import Busy
-from swarmnode.machine.compute import ThreadCompute
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest
+from swarmnode.app.machine.compute import ThreadCompute
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import Busy
+from swarmnode.base.parted_work import GivenEarly
+from swarmnode.base.ports import LossResult, Priority, WireTensor
 from swarmnode.model.boundary_code import encode_boundary
 from swarmnode.model.matrix_gradients import MatrixProduct
-from swarmnode.parted_work import GivenEarly
-from swarmnode.ports import LossResult, Priority, WireTensor
+from swarmnode.run.manifest import Manifest
 from tests.support.fake_telemetry import Quiet
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 

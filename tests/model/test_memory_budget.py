@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks.micro.memory import llama3
-from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.model import memory_budget
 from swarmnode.model import stage as layers_module
 from swarmnode.model.memory_budget import CARD, Passes, memory_need
@@ -15,6 +14,7 @@ from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
 from swarmnode.model.split import split, stages_of
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
+from swarmnode.run.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from tests.support.pretend_device import NAME, books
 from tests.support.stage_books import live
 

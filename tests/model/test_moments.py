@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.model.moments import BLOCK, MomentSection, QuantisedMoments
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
+from swarmnode.run.manifest import PRESETS, Manifest
 
 pytestmark = pytest.mark.node  # some seconds
 

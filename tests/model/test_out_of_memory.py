@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swarmnode.errors import Busy, LocalFault
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import DataSpec
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import Busy, LocalFault
+from swarmnode.base.ports import Packet, WireTensor
 from swarmnode.model import memory_budget
 from swarmnode.model.device import is_out_of_memory, twice
 from swarmnode.model.memory_budget import Passes
 from swarmnode.model.tensor import decode, encode
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.run.manifest import DataSpec
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 
 pytestmark = pytest.mark.node  # some seconds

@@ -9,14 +9,14 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner
 
-from swarmnode.cli.init import command
+from swarmnode.app.cli.init import command
+from swarmnode.app.local.pretrained import Pretrained
+from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import ITEMSIZES
-from swarmnode.errors import DataError
-from swarmnode.local.pretrained import Pretrained
-from swarmnode.manifest import Manifest, read_manifest
 from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.split import HEAD, TABLE
 from swarmnode.model.text_generation import whole_model
+from swarmnode.run.manifest import Manifest, read_manifest
 from tests.support.published_model import VOCABULARY, start_from
 
 DEFAULTS = {"llama": False, "smollm3": True}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.manifest import InnerSpec
 from swarmnode.model.optimizer import learning_rate
+from swarmnode.run.manifest import InnerSpec
 
 COSINE = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=1100, learning_rate_min_ratio=0.1)
 

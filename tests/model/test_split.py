@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import ManifestError
-from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec, parse
-from swarmnode.manifest.spec import LAYERS_MAX
+from swarmnode.base.errors import ManifestError
 from swarmnode.model.split import (
     embedding_flops,
     head_flops,
@@ -17,6 +15,8 @@ from swarmnode.model.split import (
     split,
     stages_of,
 )
+from swarmnode.run.manifest import Manifest, ModelSpec, PipelineSpec, parse
+from swarmnode.run.manifest.spec import LAYERS_MAX
 
 
 def every_cut(count: int, parts: int) -> list[list[range]]:

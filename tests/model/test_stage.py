@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.errors import LocalFault, RemoteFault
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.base.errors import LocalFault, RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode, encode
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
 from tests.support.tiny_model import (
     TINY,
     ascend,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Neighbour, Packet, State
 from swarmnode.model.split import TABLE, is_writer
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.subspace import Subspace, basis
-from swarmnode.ports import Neighbour, Packet, State
+from swarmnode.run.manifest import GossipSpec, Manifest
 from tests.support.tiny_model import (
     TINY,
     ascend,

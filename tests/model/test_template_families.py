@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from swarmnode.cli.main import main
+from swarmnode.app.cli.main import main
 from swarmnode.data.indexed import document_of, index_of
 from swarmnode.data.sample import IGNORED
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-from swarmnode.manifest import DataSpec, ModelSpec
 from swarmnode.model.export import write_model
+from swarmnode.run.manifest import DataSpec, ModelSpec
 from tests.data.test_chat_template import FAMILIES, save, unmarked
 from tests.support.tiny_model import manifest, plain_model, stages_of
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import DTYPES, MAGNITUDE_MAX, check_finite, decode, decode_tokens, encode
-from swarmnode.ports import WireTensor
 
 
 @given(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 3), max_size=4), st.integers(0, 2**32 - 1))

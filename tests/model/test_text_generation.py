@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnode.base.errors import UsageError
 from swarmnode.data.sample import SampleBatch
-from swarmnode.errors import UsageError
 from swarmnode.model.text_generation import Sampling, choose, generate, loss_of, whole_model
 from tests.support.tiny_model import FAMILIES, TINY, manifest, randomised, stages_of, token_batch, train_on
 

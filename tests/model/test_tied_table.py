@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.errors import RemoteFault
-from swarmnode.machine.replica import TorchReplica
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tied_table import TiedTable
-from swarmnode.ports import WireTensor
 from tests.support.tiny_model import TINY, manifest, mean_loss, plain_model, train_on
 
 TIED = replace(TINY, tied=True)

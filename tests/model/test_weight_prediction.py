@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from swarmnode.base.ports import Tape, WireTensor
 from swarmnode.model.memory_budget import CPU, TAPES, older_weights_nbytes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import decode, encode
-from swarmnode.ports import Tape, WireTensor
 from tests.support.tiny_model import TINY, manifest, stages_of
 
 

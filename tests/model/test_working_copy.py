@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from swarmnode.manifest import PRESETS
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 from swarmnode.model.weight_stash import WorkingCopy
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import PRESETS
 
 RUN = PRESETS["tiny"]
 SHAPE = (4, RUN.model.context, RUN.model.width)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.local.pretrained import lay_out
-from swarmnode.manifest import Manifest, TrainingSpec
+from swarmnode.app.local.pretrained import lay_out
+from swarmnode.keep.transfer.snapshot import newcomer_part
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.model.tied_table import TiedTable
-from swarmnode.transfer.snapshot import newcomer_part
+from swarmnode.run.manifest import Manifest, TrainingSpec
 from tests.node.test_base import held_out_loss, meeting_point, received, run_of, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
 from tests.support.village import (

@@ -1,7 +1,7 @@
 """A node lives through any record: what strangers sign stops nobody, and is passed on by nobody."""
 
-from swarmnode.node.presence import StageStatus
-from swarmnode.wire import record_pb2
+from swarmnode.base.wire import record_pb2
+from swarmnode.train.node.presence import StageStatus
 from tests.support.stranger import Stranger
 from tests.support.village import manifest, told, village
 

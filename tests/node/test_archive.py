@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.concurrency import background_tasks
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.machine.checkup import find_resumptions, intact
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.run_archive import Measured
+from swarmnode.app.machine.checkup import find_resumptions, intact
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.app.machine.run_archive import Measured
+from swarmnode.base.concurrency import background_tasks
+from swarmnode.base.errors import Busy, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2
+from swarmnode.keep.recovery import checkpoint_io
+from swarmnode.keep.recovery.archive import ABOUT, ArchiveEntry, read_entry
+from swarmnode.keep.recovery.resumption import CheckpointOptions
+from swarmnode.keep.transfer.snapshot import SLOW, WHOLE
+from swarmnode.keep.transfer.state_slices import APART_MAX, apart
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
-from swarmnode.node.notice import GRACE_S, Notice, NoticeKind
-from swarmnode.ports import Call
-from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.archive import ABOUT, ArchiveEntry, read_entry
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transfer.snapshot import SLOW, WHOLE
-from swarmnode.transfer.state_slices import APART_MAX, apart
-from swarmnode.wire import call_pb2
+from swarmnode.train.node.notice import GRACE_S, Notice, NoticeKind
 from tests.support.archiving import MACHINE, RUN_OF, archive_of, trained, warrant
 from tests.support.village import RUN, Recording, Village, manifest, village
 
@@ -68,7 +68,7 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
             raise Unavailable("the Hub is away")
         return "https://hub/commit/1"
 
-    monkeypatch.setattr("swarmnode.machine.archive_push.push_folder", push_folder)
+    monkeypatch.setattr("swarmnode.app.machine.archive_push.push_folder", push_folder)
     async with village(RUN_OF) as v:
         people = await trained(v, (0, 1, 1, 1), liar=2)
         kept = archive_of(v, tmp_path, hub="ada/model")

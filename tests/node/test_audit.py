@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks.attack.lying_replica import Steering
-from swarmnode.errors import RemoteFault
-from swarmnode.manifest import Manifest
-from swarmnode.pipeline.next_hop import onward
-from swarmnode.ports import Call, LossResult, Tape, WireTensor
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Call, LossResult, Tape, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.pipeline.next_hop import onward
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.stage_judge import StageJudge
 from swarmnode.trust.statement import HopAnswer, HopClaim
-from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Recording, SendsNoise, Village, Villager, excluded, told, village
 from tests.support.village import manifest as usual
 
@@ -244,7 +244,7 @@ async def test_a_server_without_marks_is_checked_as_well(old: str, monkeypatch: 
         request.mark_position = 0 if old == "caller" else 99
         return request
 
-    monkeypatch.setattr("swarmnode.pipeline.hop.onward", asked)
+    monkeypatch.setattr("swarmnode.train.pipeline.hop.onward", asked)
     async with village(manifest(stages=2), stages=(0, 1, 1)) as v:
         rights = lambda: v.people[0].quiet.total("swarmnode_audits_total", outcome="right")  # noqa: E731
         await v.until(lambda: rights() >= 4, "answers are checked")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from swarmnode.errors import LocalFault
-from swarmnode.ports import LossResult, StreamingMessage, WireTensor
+from swarmnode.base.errors import LocalFault
+from swarmnode.base.ports import LossResult, StreamingMessage, WireTensor
 from tests.support.village import Recording, Villager, manifest, told, village
 
 

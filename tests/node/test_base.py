@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from benchmarks.memory_network import MemoryTransport
+from swarmnode.app.local.pretrained import Pretrained, lay_out
+from swarmnode.base.errors import DataError, Unavailable
+from swarmnode.base.identity import Identity
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache
-from swarmnode.errors import DataError, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.local.pretrained import Pretrained, lay_out
-from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.keep.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, base_set_of
 from swarmnode.model.split import parameter_shapes, stages_of
-from swarmnode.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, base_set_of
-from swarmnode.transport.web import AddressRules, HttpRangeReader
+from swarmnode.net.transport.web import AddressRules, HttpRangeReader
+from swarmnode.run.manifest import Manifest, ModelSpec
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from
 from tests.support.village import RUN, Numbers, Village, Villager, cause, manifest, told, village
@@ -158,7 +158,7 @@ async def test_a_folder_with_other_bytes_is_not_believed_and_the_web_is(tmp_path
 async def test_a_model_that_is_not_to_be_had_or_does_not_fit_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnode.node.base_fetcher.WAIT_S", 0.2)
+    monkeypatch.setattr("swarmnode.train.node.base_fetcher.WAIT_S", 0.2)
     _, _, run, place = published(tmp_path)
     other = replace(run, model=replace(run.model, ffn=64))
     for spec, folder, error, says in (

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from swarmnode.errors import HardwareFault
-from swarmnode.manifest import boundary_codes, boundary_nbytes, boundary_width
+from swarmnode.base.errors import HardwareFault
+from swarmnode.run.manifest import boundary_codes, boundary_nbytes, boundary_width
 from tests.support.village import Recording, cause, losses, manifest, told, village
 
 RANK = 8

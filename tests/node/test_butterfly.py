@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.errors import PeerTimeout, RemoteFault
-from swarmnode.gossip.butterfly.word import say
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import PING_TIMEOUT_S
-from swarmnode.ports import Answer, Call, Data, GivenPiece, MeanPiece, OuterReport, Packet
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import PeerTimeout, RemoteFault
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, Data, GivenPiece, MeanPiece, OuterReport, Packet
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.liveness import PING_TIMEOUT_S
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.gossip.butterfly.word import say
 from tests.node.test_gradient import all_step, run_of, steps
 from tests.support.village import RUN, Recording, Village, Villager, excluded, told, village
 

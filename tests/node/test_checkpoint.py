@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swarmnode.errors import LocalFault
-from swarmnode.machine.checkup import find_resumptions
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.manifest import CheckpointSpec, Manifest
-from swarmnode.recovery.resumption import CheckpointOptions, Resumption
+from swarmnode.app.machine.checkup import find_resumptions
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.base.errors import LocalFault
+from swarmnode.keep.recovery.resumption import CheckpointOptions, Resumption
+from swarmnode.run.manifest import CheckpointSpec, Manifest
 from tests.support.village import RUN, Village, manifest, told, village
 
 
@@ -67,7 +67,7 @@ class Deaf(FolderStore):
 
 
 async def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("swarmnode.node.checkpointer.PATIENCE_S", 0.01)
+    monkeypatch.setattr("swarmnode.train.node.checkpointer.PATIENCE_S", 0.01)
 
     # Time enough between two checkpoints for patience to run out, also on a fast machine.
     async with village(run_of(stages=1, every=8, round_samples=32)) as v:

@@ -1,6 +1,6 @@
 """Keys that say the run is far ahead move nobody's clock, and a joiner's neither."""
 
-from swarmnode.wire import record_pb2
+from swarmnode.base.wire import record_pb2
 from tests.support.stranger import Stranger
 from tests.support.village import Village, manifest, told, village
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.metrics import name
-from swarmnode.node.notice import NoticeKind
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transfer.state_slices import APART_MAX
-from swarmnode.wire import record_pb2
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.base.metrics import name
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.resumption import CheckpointOptions
+from swarmnode.keep.transfer.state_slices import APART_MAX
+from swarmnode.train.node.notice import NoticeKind
 from tests.support.village import Amending, Village, Villager, losses, manifest, told, village
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.memory_network import MemoryTransport
+from swarmnode.base.errors import Busy, DataError, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.data.index import Index
-from swarmnode.errors import Busy, DataError, RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.manifest import DataSpec, Manifest
-from swarmnode.ports import Call
-from swarmnode.transfer.chunk_set import ChunkServer, ChunkSet, ServeLimits, SetPorts, data_set_of
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.keep.transfer.chunk_set import ChunkServer, ChunkSet, ServeLimits, SetPorts, data_set_of
+from swarmnode.run.manifest import DataSpec, Manifest
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, Numbers, Village, cause, manifest, told, village
@@ -87,8 +87,8 @@ async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_pat
 async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 0.3)
-    monkeypatch.setattr("swarmnode.node.run_text.AGAIN_S", 0.3)
+    monkeypatch.setattr("swarmnode.train.node.run_text.LOOK_S", 0.3)
+    monkeypatch.setattr("swarmnode.train.node.run_text.AGAIN_S", 0.3)
     index = text(tmp_path)
     async with village(on(index)) as v:
         first = v.add(None, data=volunteer(v, tmp_path / "cache-0"))
@@ -98,7 +98,7 @@ async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it
         assert "index" in str(told(first, "data.refused")[0]["reason"])
         await meeting_point(v, tmp_path)
         await v.until(lambda: 0 not in first.node.presence.status.unable, "it can feed, and says so")
-        monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 60.0)  # on a busy machine the index takes its time
+        monkeypatch.setattr("swarmnode.train.node.run_text.LOOK_S", 60.0)  # on a busy machine the index takes its time
         second = v.add(None, data=volunteer(v, tmp_path / "cache-1"))
         await v.until(lambda: second.node.stage == 0 and second.fed > 16, "the next one feeds")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from swarmnode.base.ports import WireTensor
 from swarmnode.data.sample import SampleBatch
-from swarmnode.manifest import Manifest
-from swarmnode.ports import WireTensor
+from swarmnode.run.manifest import Manifest
 from tests.support.village import Numbers, excluded, manifest, village
 
 

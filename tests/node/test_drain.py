@@ -4,8 +4,8 @@ import asyncio
 
 from hypothesis import strategies as st
 
-from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain, plan
-from swarmnode.node.notice import Notice, NoticeKind, Notices
+from swarmnode.train.node.drain import DrainReport, DrainStep, DrainTask, drain, plan
+from swarmnode.train.node.notice import Notice, NoticeKind, Notices
 from swarmsim.trace import DecisionTrace, SimTelemetry
 
 SECONDS = st.integers(0, 1000).map(lambda n: n / 8)

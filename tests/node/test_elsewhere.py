@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest
-from swarmnode.node import membership_handlers
-from swarmnode.ports import Neighbour, Packet
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ports import Neighbour, Packet
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node import membership_handlers
 from tests.support.fake_device import elsewhere
 from tests.support.village import Numbers, manifest
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarmnode.manifest import Manifest
-from swarmnode.ports import WireTensor
+from swarmnode.base.ports import WireTensor
+from swarmnode.run.manifest import Manifest
 from tests.node.test_audit import Liar, short_waits
 from tests.node.test_pipeline_steps import run_of as numbered
 from tests.support.village import Village, excluded, told, village

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.manifest import LimitsSpec, Manifest
-from swarmnode.node.feeder_loop import feeding
+from swarmnode.run.manifest import LimitsSpec, Manifest
+from swarmnode.train.node.feeder_loop import feeding
 from swarmsim.virtual_time import run
 
 

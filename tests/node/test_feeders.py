@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.memory_network import MemoryTransport
-from swarmnode.errors import NotPermitted, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.node.limits import NodeRole
-from swarmnode.ports import Call
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import NotPermitted, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.train.node.limits import NodeRole
 from tests.support.records import record, resigned
 from tests.support.village import RUN, manifest, village
 

@@ -12,13 +12,13 @@ WRITERS = """
 import asyncio, sys
 from pathlib import Path
 import numpy as np
-from swarmnode.atomic_file import check_free, check_writable
-from swarmnode.errors import SwarmnodeError
+from swarmnode.base.atomic_file import check_free, check_writable
+from swarmnode.base.errors import SwarmnodeError
 from swarmnode.data.set_maker import WORK_FOLDER
 place = Path(sys.argv[1])
 
 def checkpoint():
-    from swarmnode.machine.folder_store import FolderStore
+    from swarmnode.app.machine.folder_store import FolderStore
     asyncio.run(FolderStore(place / "checkpoints").write("run/theta", [bytes(1 << 20)]))
 
 def cache():
@@ -30,13 +30,13 @@ def model():
     _write(place / "model.safetensors", bytes(1 << 20))
 
 def archive():
-    from swarmnode.machine.slow_copy import SlowCopy
-    from swarmnode.wire import call_pb2
+    from swarmnode.app.machine.slow_copy import SlowCopy
+    from swarmnode.base.wire import call_pb2
     offer = call_pb2.Snapshot(nbytes=1 << 20, chunk_nbytes=1 << 20, hashes=[b""])
     SlowCopy("peer", offer, place / "copy")._write(0, bytes(1 << 20))
 
 def manifest():
-    from swarmnode.atomic_file import write_whole
+    from swarmnode.base.atomic_file import write_whole
     write_whole(place / "manifest.signed", bytes(1 << 20))
 
 def data_set():
@@ -48,7 +48,7 @@ def data_set():
     make(place / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), lambda rendered: {}, lambda *told: None)
 
 def shard():
-    from swarmnode.atomic_file import write_whole
+    from swarmnode.base.atomic_file import write_whole
     write_whole(place / "set" / "train-00000.bin", lambda file: file.write(bytes(1 << 20)))
 
 def before():

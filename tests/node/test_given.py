@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarmnode.errors import Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.machine.receipt_store import Receipts, given
-from swarmnode.manifest import Manifest
-from swarmnode.metrics import name
-from swarmnode.node.report import FAREWELL_S, ReceiptExchange
-from swarmnode.ports import Answer, Call, WireTensor
-from swarmnode.work import Work
+from swarmnode.app.machine.receipt_store import Receipts, given
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Answer, Call, WireTensor
+from swarmnode.base.work import Work
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.report import FAREWELL_S, ReceiptExchange
 from tests.support.village import RUN, LoopClock, Numbers, Village, Villager, manifest, village
 
 WITHIN = 0.02

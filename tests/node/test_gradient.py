@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 import torch
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.node.notice import NoticeKind
+from swarmnode.base.ids import PeerId
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.notice import NoticeKind
 from tests.support.village import Amending, Village, Villager, manifest, told, village
 
 BATCH = 8

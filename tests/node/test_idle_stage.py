@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.ports import Answer, Call
-from swarmnode.recovery import restore
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Busy, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery import restore
+from swarmnode.run.manifest import Manifest
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Village, lose, manifest, told, village, with_recovery
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from swarmnode.node.drain import DrainReport, DrainStep
-from swarmnode.node.drain_steps import mates
-from swarmnode.node.notice import GRACE_S, Notice, NoticeKind
-from swarmnode.wire import record_pb2
+from swarmnode.base.wire import record_pb2
+from swarmnode.train.node.drain import DrainReport, DrainStep
+from swarmnode.train.node.drain_steps import mates
+from swarmnode.train.node.notice import GRACE_S, Notice, NoticeKind
 from tests.support.village import Village, Villager, manifest, told, village
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.swarm.fault_injection import SLOW_LINK
-from swarmnode.node.limits import (
+from swarmnode.train.node.limits import (
     COOL_C,
     DAY_S,
     LIMIT_KINDS,
@@ -23,7 +23,7 @@ from swarmnode.node.limits import (
     parse_rate,
     show,
 )
-from swarmnode.node.regulator import allowance
+from swarmnode.train.node.regulator import allowance
 
 NOON = 1_700_000_000 // DAY_S * DAY_S + DAY_S // 2
 minutes = st.integers(0, 1439)

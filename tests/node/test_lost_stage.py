@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.memory_network import MemoryDirectory
-from swarmnode.errors import Unavailable
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.wire import record_pb2
 from tests.support.false_donor import giving
 from tests.support.stranger import Stranger
 from tests.support.village import Village, Villager, lose, losses, manifest, told, village, with_recovery

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
-from swarmnode.node import notice
-from swarmnode.node.notice import Notice, NoticeKind, Notices
+from swarmnode.base.errors import RemoteFault
+from swarmnode.train.node import notice
+from swarmnode.train.node.notice import Notice, NoticeKind, Notices
 
 NOW = 1_775_946_418.0  # 2026-04-11T22:26:58Z
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from swarmnode.errors import Unavailable
-from swarmnode.node.limits import Limits, SensorReading, change
-from swarmnode.node.pause import PauseControl, StageSlot
-from swarmnode.node.regulator import Regulator
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.wire import record_pb2
+from swarmnode.train.node.limits import Limits, SensorReading, change
+from swarmnode.train.node.pause import PauseControl, StageSlot
+from swarmnode.train.node.regulator import Regulator
 from tests.node.test_gradient import run_of
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import Villager, manifest, village

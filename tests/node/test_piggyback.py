@@ -3,14 +3,14 @@
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.progress import Progress, to_samples
-from swarmnode.node.piggyback import PiggybackTransport
-from swarmnode.ports import Admit, Answer, Call, Handler
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Admit, Answer, Call, Handler
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.progress import Progress, to_samples
+from swarmnode.train.node.piggyback import PiggybackTransport
 
 RUN = RunId("ab" * 32)
 US, THEM = (Identity.of_seed(bytes([i]) * 32).peer_id for i in (1, 2))

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from swarmnode.gossip import step_end
-from swarmnode.manifest import Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.gossip import step_end
 from tests.node.test_gradient import all_step, steps
 from tests.support.village import Village, manifest, told, village
 

@@ -8,15 +8,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryTransport
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.membership.access import sign_warrant
-from swarmnode.owner import public_bytes
-from swarmnode.ports import Answer, Call, State
-from swarmnode.recovery.recovery_source import RecoverySource
-from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.snapshot import Snapshot
-from swarmnode.wire import record_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, State
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.recovery_source import RecoverySource
+from swarmnode.keep.transfer.donor import SnapshotDonor
+from swarmnode.keep.transfer.snapshot import Snapshot
+from swarmnode.run.admission.access import sign_warrant
+from swarmnode.run.owner import public_bytes
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, Recording, manifest, village
 

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.run.manifest import Manifest
 from tests.support.village import Village, Villager, manifest, told, village, with_recovery
 
 BOUND_S = 120.0

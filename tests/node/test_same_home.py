@@ -5,7 +5,7 @@ import asyncio
 import os
 from dataclasses import replace
 
-from swarmnode.manifest import Manifest
+from swarmnode.run.manifest import Manifest
 from tests.support.village import Village, Villager, told, village
 from tests.support.village import manifest as usual
 

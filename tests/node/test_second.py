@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarmnode.errors import Busy, RemoteFault, SwarmnodeError
-from swarmnode.ids import PeerId
+from swarmnode.base.errors import Busy, RemoteFault, SwarmnodeError
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import call_pb2, record_pb2
+from swarmnode.keep.transfer.donor import SnapshotDonor
+from swarmnode.keep.transfer.snapshot import newcomer_part
+from swarmnode.keep.transfer.state_slices import APART_MAX, apart
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Answer, Call
-from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.snapshot import newcomer_part
-from swarmnode.transfer.state_slices import APART_MAX, apart
-from swarmnode.wire import call_pb2, record_pb2
 from tests.support.false_donor import SOON, giving
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Villager, lose, manifest, told, village, with_recovery

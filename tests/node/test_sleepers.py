@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swarmnode.manifest import Manifest
-from swarmnode.node.limits import Limits, SensorReading
-from swarmnode.node.regulator import Regulator
-from swarmnode.wire import record_pb2
+from swarmnode.base.wire import record_pb2
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.limits import Limits, SensorReading
+from swarmnode.train.node.regulator import Regulator
 from tests.support.village import LoopClock, Village, Villager, manifest, told, village, with_recovery
 
 BOUND_S = 120.0

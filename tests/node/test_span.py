@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.ids import part_id
-from swarmnode.manifest import Manifest
-from swarmnode.wire.record_pb2 import NODE_STATE_LEFT
+from swarmnode.base.ids import part_id
+from swarmnode.base.wire.record_pb2 import NODE_STATE_LEFT
+from swarmnode.run.manifest import Manifest
 from tests.node.test_gradient import all_step, steps
 from tests.node.test_pipeline_steps import run_of
 from tests.support.village import Village, Villager, manifest, told, village

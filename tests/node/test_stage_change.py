@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from benchmarks.memory_network import MemoryDirectory, MemoryTransport
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.metrics import name
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.node.move_evidence import MoveEvidence
-from swarmnode.node.notice import NoticeKind
-from swarmnode.node.stage_change import StageRebalancer
-from swarmnode.pipeline.believed_rate import bounded
-from swarmnode.pipeline.rebalance import RebalanceRules, StageMove
-from swarmnode.wire import record_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.membership_handlers import MembershipHandlers
+from swarmnode.train.node.move_evidence import MoveEvidence
+from swarmnode.train.node.notice import NoticeKind
+from swarmnode.train.node.stage_change import StageRebalancer
+from swarmnode.train.pipeline.believed_rate import bounded
+from swarmnode.train.pipeline.rebalance import RebalanceRules, StageMove
 from tests.support.records import record
 from tests.support.village import RUN, LoopClock, Village, manifest, told, village
 

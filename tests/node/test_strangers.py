@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from benchmarks.memory_network import MemoryDirectory, MemoryTransport
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import receipt
-from swarmnode.identity import Identity
-from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
-from swarmnode.manifest import Manifest
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.node.report import ReceiptExchange
-from swarmnode.ports import Answer, Call, Packet, Verdict, WireTensor
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import MicrobatchId, PeerId, microbatch_id
+from swarmnode.base.ports import Answer, Call, Packet, Verdict, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.gossip.acceptance import receipt
+from swarmnode.train.node.membership_handlers import MembershipHandlers
+from swarmnode.train.node.report import ReceiptExchange
 from tests.support.records import record
 from tests.support.village import RUN, LoopClock, Village, Villager, manifest, village
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import ModelSpec
-from swarmnode.metrics import name
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import record_pb2
 from swarmnode.model.stage import StageReplica
-from swarmnode.node import stage_return
-from swarmnode.ports import Answer, Call
-from swarmnode.wire import record_pb2
+from swarmnode.run.manifest import ModelSpec
+from swarmnode.train.node import stage_return
 from tests.node.test_documents import Documents, documents
 from tests.support.village import TINY, Numbers, Village, Villager, losses, manifest, told, village
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.errors import KeyInUse
-from swarmnode.membership.record import check_record
+from swarmnode.base.errors import KeyInUse
+from swarmnode.net.membership.record import check_record
 from tests.support.village import RUN, Village, Villager, cause, manifest, told, village
 
 BOUND_S = 60.0

@@ -13,20 +13,20 @@ import pytest
 from rich.console import Console
 
 from benchmarks.memory_network import MemoryDirectory
-from swarmnode.daemon import reachability
-from swarmnode.daemon.control_api import waiting_at
-from swarmnode.local.swarm_view import NodeWatch, panel, trains
-from swarmnode.metrics.event import EVENTS
-from swarmnode.node.waiting import BY_NAME, CALM_S, CAUSES, FLAP_S, PRIVATE, Place, Waits
-from swarmnode.transport.reachability import Reachability
-from swarmnode.wire.record_pb2 import (
+from swarmnode.app.daemon import reachability
+from swarmnode.app.daemon.control_api import waiting_at
+from swarmnode.app.local.swarm_view import NodeWatch, panel, trains
+from swarmnode.base.metrics.event import EVENTS
+from swarmnode.base.wire.record_pb2 import (
     NODE_STATE_JOINING,
     NODE_STATE_PAUSED,
     NODE_STATE_SYNCING,
     NODE_STATE_TRAINING,
     NodeState,
 )
-from swarmnode.wire.report_pb2 import StatusReply, Wait
+from swarmnode.base.wire.report_pb2 import StatusReply, Wait
+from swarmnode.net.transport.reachability import Reachability
+from swarmnode.train.node.waiting import BY_NAME, CALM_S, CAUSES, FLAP_S, PRIVATE, Place, Waits
 from tests.node.test_data_set import meeting_point, on, text, volunteer
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import Village, Villager, manifest, village
@@ -110,8 +110,8 @@ async def test_a_newcomer_says_that_it_fetches_weights_and_waits_for_a_round() -
 async def test_a_machine_without_text_says_that_it_does_not_feed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 0.3)
-    monkeypatch.setattr("swarmnode.node.run_text.AGAIN_S", 0.3)
+    monkeypatch.setattr("swarmnode.train.node.run_text.LOOK_S", 0.3)
+    monkeypatch.setattr("swarmnode.train.node.run_text.AGAIN_S", 0.3)
     async with village(on(text(tmp_path))) as v:
         alone = Watched(v, v.add(None, data=volunteer(v, tmp_path / "cache")))
         await v.until(alone.says("this machine does not feed the run: "), "told", BOUND_S)

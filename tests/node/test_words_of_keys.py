@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from swarmnode.bounds import FIELDS, SAMPLES_MAX, STRIDE_MAX, check
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.words import WORDS
-from swarmnode.pipeline.feeder_turns import REPEATS_MIN, FeederTurns
-from swarmnode.recovery.recovery_source import _rank
-from swarmnode.wire import record_pb2
+from swarmnode.base.bounds import FIELDS, SAMPLES_MAX, STRIDE_MAX, check
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.recovery_source import _rank
+from swarmnode.net.membership.words import WORDS
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.pipeline.feeder_turns import REPEATS_MIN, FeederTurns
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Village, Villager, manifest, told, village, with_recovery
 

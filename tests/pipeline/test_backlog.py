@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swarmnode.errors import Busy, LocalFault, MicrobatchLost, RemoteFault, Unavailable
-from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
-from swarmnode.manifest import Manifest
-from swarmnode.microbatch_shape import check_way
-from swarmnode.pipeline.backlog import Backlog, InFlight, Key
-from swarmnode.ports import Answer, WireTensor
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import Busy, LocalFault, MicrobatchLost, RemoteFault, Unavailable
+from swarmnode.base.ids import MicrobatchId, PeerId, microbatch_id
+from swarmnode.base.ports import Answer, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.data.microbatch_shape import check_way
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.pipeline.backlog import Backlog, InFlight, Key
 from tests.support.fake_telemetry import Quiet
 
 CALLER = PeerId("caller")

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import ModelSpec
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.pipeline.believed_rate import (
+from swarmnode.base.ids import PeerId
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.run.manifest import ModelSpec
+from swarmnode.train.pipeline.believed_rate import (
     ANNOUNCED_MAX,
     FASTEST_FLOP_PER_S,
     bounded,
@@ -21,7 +21,7 @@ from swarmnode.pipeline.believed_rate import (
     possible_s,
     witnessed,
 )
-from swarmnode.pipeline.route import Router
+from swarmnode.train.pipeline.route import Router
 from tests.support.records import member
 from tests.support.village import manifest
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork
-from swarmnode.errors import Broken, MicrobatchLost, RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.membership.swarm import Swarm
-from swarmnode.pipeline.next_hop import FINISH_SHARE
-from swarmnode.pipeline.route import Router
-from swarmnode.ports import Answer, Call, Priority, WireTensor
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import Broken, MicrobatchLost, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, Priority, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.swarm import Swarm
+from swarmnode.train.pipeline.next_hop import FINISH_SHARE
+from swarmnode.train.pipeline.route import Router
 from swarmnode.trust.accusation import Accusations
 from swarmnode.trust.auditor import Auditor
 from swarmnode.trust.input_check import InputAuditor
 from swarmnode.trust.recompute import RecomputeService
 from swarmnode.trust.stage_judge import StageJudge
-from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import STAGES, Served, chain, occupied
 from tests.support.village import RUN, manifest

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.pipeline.next_hop import GRAY_FACTOR, LATE_FACTOR, LIMIT_MAX_S, RoundTrip, hop_timeout
+from swarmnode.train.pipeline.next_hop import GRAY_FACTOR, LATE_FACTOR, LIMIT_MAX_S, RoundTrip, hop_timeout
 
 SECONDS = st.floats(0.001, 1000.0)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import PRESETS, boundary_codes, boundary_nbytes
-from swarmnode.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
-from swarmnode.pipeline.route import Router
-from swarmnode.wire import record_pb2
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.run.manifest import PRESETS, boundary_codes, boundary_nbytes
+from swarmnode.train.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
+from swarmnode.train.pipeline.route import Router
 from tests.support.records import member
 from tests.support.village import manifest, village
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import PeerTimeout
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import LivenessWatch, patiently
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.ports import Answer, Call
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import PeerTimeout
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.liveness import LivenessWatch, patiently
+from swarmnode.train.node.membership_handlers import MembershipHandlers
 
 RUN = RunId("ab" * 32)
 

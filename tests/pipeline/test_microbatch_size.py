@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, PipelineSpec
-from swarmnode.membership.swarm import SERVING, Member, Swarm
-from swarmnode.node.membership_handlers import probing
-from swarmnode.pipeline.microbatch_size import (
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Priority, WireTensor
+from swarmnode.net.membership.swarm import SERVING, Member, Swarm
+from swarmnode.run.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, PipelineSpec
+from swarmnode.train.node.membership_handlers import probing
+from swarmnode.train.pipeline.microbatch_size import (
     BETTER,
     PUT_OFF,
     REVIEW,
@@ -24,7 +25,6 @@ from swarmnode.pipeline.microbatch_size import (
     slowness,
     window_limit,
 )
-from swarmnode.ports import Priority, WireTensor
 from tests.support import tiny_model
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import Recording, manifest, village

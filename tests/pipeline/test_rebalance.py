@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.pipeline.rebalance import (
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.train.pipeline.rebalance import (
     AWAY_S,
     EQUAL,
     LASTS_S,
@@ -26,7 +27,6 @@ from swarmnode.pipeline.rebalance import (
     still_good,
     worth_it,
 )
-from swarmnode.wire import record_pb2
 
 pytestmark = pytest.mark.node  # some seconds
 

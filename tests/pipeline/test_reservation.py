@@ -6,13 +6,13 @@ import random
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.ids import PeerId
-from swarmnode.membership.liveness import SMALL_CALL_S
-from swarmnode.pipeline import next_hop
-from swarmnode.pipeline.next_hop import HOLD_MAX_S, READY_AHEAD, ReservationClient, Reservations
-from swarmnode.pipeline.route import Router
-from swarmnode.ports import Answer, Call
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.liveness import SMALL_CALL_S
+from swarmnode.train.pipeline import next_hop
+from swarmnode.train.pipeline.next_hop import HOLD_MAX_S, READY_AHEAD, ReservationClient, Reservations
+from swarmnode.train.pipeline.route import Router
 from tests.support.fake_telemetry import Quiet
 from tests.support.records import member
 from tests.support.village import RUN

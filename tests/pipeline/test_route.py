@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.pipeline.route import BAN_FIRST_S, Router
+from swarmnode.base.ids import PeerId
+from swarmnode.train.pipeline.route import BAN_FIRST_S, Router
 from tests.support.records import member
 
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from swarmnode.errors import Unavailable
-from swarmnode.ids import PeerId, seeded
-from swarmnode.pipeline.route import Router
-from swarmnode.pipeline.route_simple import SimpleRouter, send
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.ids import PeerId, seeded
+from swarmnode.train.pipeline.route import Router
+from swarmnode.train.pipeline.route_simple import SimpleRouter, send
 from tests.support.records import member
 
 SAMPLES = 8

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.pipeline.backlog import ACTIVE_S, WORKED_MIN, Slot, Slots
+from swarmnode.base.ids import PeerId
+from swarmnode.train.pipeline.backlog import ACTIVE_S, WORKED_MIN, Slot, Slots
 
 HONEST = PeerId("honest")
 OTHER = PeerId("other")

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId, machine_of, part_id, part_of
-from swarmnode.membership.swarm import SERVING, Member, Swarm
-from swarmnode.pipeline.rebalance import RebalanceRules
-from swarmnode.pipeline.span import block_around, entries, move_block, share_of
+from swarmnode.base.ids import PeerId, machine_of, part_id, part_of
+from swarmnode.net.membership.swarm import SERVING, Member, Swarm
+from swarmnode.train.pipeline.rebalance import RebalanceRules
+from swarmnode.train.pipeline.span import block_around, entries, move_block, share_of
 
 RULES = RebalanceRules(1.1, 2)
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
-from swarmnode.judge import Trusting
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
-from swarmnode.metrics import name
-from swarmnode.pipeline.microbatch_size import (
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ids import PeerId
+from swarmnode.base.metrics import name
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.membership.judge import Trusting
+from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
+from swarmnode.train.pipeline.microbatch_size import (
     PendingGradients,
     averaged,
     label,
@@ -21,9 +22,8 @@ from swarmnode.pipeline.microbatch_size import (
     sizes_of,
     window_limit,
 )
-from swarmnode.pipeline.next_hop import LATE_FACTOR, MicrobatchResult
-from swarmnode.pipeline.stage_worker import HopInput, StageWorker
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.train.pipeline.next_hop import LATE_FACTOR, MicrobatchResult
+from swarmnode.train.pipeline.stage_worker import HopInput, StageWorker
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import Served, chain
 from tests.support.stage_context import stage_context

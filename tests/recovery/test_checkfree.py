@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ports import Neighbour
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.checkfree import METHODS, counterpart, ends, nearer
+from swarmnode.keep.transfer.snapshot import SLOW, Snapshot, StateSlice
 from swarmnode.model.split import split
 from swarmnode.model.stage import BUMP_STEPS
-from swarmnode.ports import Neighbour
-from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
-from swarmnode.transfer.snapshot import SLOW, Snapshot, StateSlice
-from swarmnode.wire import record_pb2
+from swarmnode.run.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vocabulary=32)
 MANIFEST = Manifest(model=MODEL, pipeline=PipelineSpec(stages=3), inner=InnerSpec(microbatch=2, inner_batch=2))

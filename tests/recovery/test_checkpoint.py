@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import DataError, LocalFault
-from swarmnode.ids import PeerId, RunId
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.manifest import DataSpec, GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.membership.progress import to_message
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.base.errors import DataError, LocalFault
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import State
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery import checkpoint as form
+from swarmnode.keep.recovery import checkpoint_io, tensorfile
+from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin
+from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.keep.recovery.resumption import SavedStages
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import split
-from swarmnode.ports import State
-from swarmnode.recovery import checkpoint as form
-from swarmnode.recovery import checkpoint_io, tensorfile
-from swarmnode.recovery.checkpoint import Checkpoint, Origin
-from swarmnode.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.recovery.resumption import SavedStages
-from swarmnode.wire import record_pb2
+from swarmnode.net.membership.progress import to_message
+from swarmnode.run.manifest import DataSpec, GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 
 pytestmark = pytest.mark.node  # some seconds
 

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarmnode.errors import Busy, Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.ports import State
-from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
-from swarmnode.transfer.download import DonorClient, DownloadLimits
-from swarmnode.transfer.snapshot import Snapshot, StateSlice
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import Busy, Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import State
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.keep.transfer.donor import DonorLimits, SnapshotDonor
+from swarmnode.keep.transfer.download import DonorClient, DownloadLimits
+from swarmnode.keep.transfer.snapshot import Snapshot, StateSlice
 from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, World, ask, ask_chunk, slow_chunks
 from tests.support.fake_telemetry import Quiet
 
@@ -196,7 +196,7 @@ async def test_those_without_a_turn_come_first_then_those_that_wait_longest() ->
 
 
 async def test_a_bounded_number_of_refused_peers_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.remembered.REMEMBERED_MAX", 20)
+    monkeypatch.setattr("swarmnode.base.remembered.REMEMBERED_MAX", 20)
     donor = Slow(World(), A, 100, ONE_PLACE).donor
     await take(donor, B, 1)
     for number in range(30):

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.progress import to_message
-from swarmnode.ports import Answer, State
-from swarmnode.recovery.neighbour_backup import GENTLE
-from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
-from swarmnode.transfer.download import DonorClient, DownloadLimits
-from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import Busy, RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, State
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.keep.recovery.neighbour_backup import GENTLE
+from swarmnode.keep.transfer.donor import DonorLimits, SnapshotDonor
+from swarmnode.keep.transfer.download import DonorClient, DownloadLimits
+from swarmnode.keep.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
+from swarmnode.net.membership.progress import to_message
 from tests.support.download import (
     CHUNKS,
     ME,

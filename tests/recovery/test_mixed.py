@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, State
-from swarmnode.recovery.neighbour_backup import GENTLE
-from swarmnode.transfer.download import DonorClient, DownloadLimits
-from swarmnode.transfer.snapshot import Snapshot, check_chunk
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, State
+from swarmnode.keep.recovery.neighbour_backup import GENTLE
+from swarmnode.keep.transfer.download import DonorClient, DownloadLimits
+from swarmnode.keep.transfer.snapshot import Snapshot, check_chunk
 from tests.support.download import (
     CHUNK,
     CHUNKS,

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import LimitsSpec, RecoverySpec
-from swarmnode.membership.liveness import TRIES
-from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.recovery.neighbour_backup import renewal, to_keep
-from swarmnode.recovery.recovery_source import (
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery.neighbour_backup import renewal, to_keep
+from swarmnode.keep.recovery.recovery_source import (
     CLAIM_WAIT_S,
     LOST_WAIT_S,
     NEIGHBOUR_WAIT_S,
@@ -31,8 +29,10 @@ from swarmnode.recovery.recovery_source import (
     quiet,
     silent,
 )
-from swarmnode.transfer.snapshot import SLOW, WHOLE, StateSlice
-from swarmnode.wire import record_pb2
+from swarmnode.keep.transfer.snapshot import SLOW, WHOLE, StateSlice
+from swarmnode.net.membership.liveness import TRIES
+from swarmnode.net.membership.swarm import Member, Swarm
+from swarmnode.run.manifest import LimitsSpec, RecoverySpec
 from tests.support.sections import SECTIONS
 
 RUN = RunId("ab" * 32)

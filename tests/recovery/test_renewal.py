@@ -1,7 +1,7 @@
 """Copies of a state are as fresh as is asked, and as line and disk carry it."""
 
-from swarmnode.manifest import RecoverySpec
-from swarmnode.recovery.renewal import RenewalTimer
+from swarmnode.keep.recovery.renewal import RenewalTimer
+from swarmnode.run.manifest import RecoverySpec
 
 SPEC = RecoverySpec(snapshot_seconds=60.0, snapshot_part=0.01)
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import RunId
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.membership.progress import Progress
-from swarmnode.ports import Neighbour, Packet, State, WireTensor
-from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import RunId
+from swarmnode.base.ports import Neighbour, Packet, State, WireTensor
+from swarmnode.keep.transfer.snapshot import WHOLE, Snapshot, newcomer_part
+from swarmnode.net.membership.progress import Progress
+from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 from tests.support.sections import SECTIONS
 

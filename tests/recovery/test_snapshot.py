@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import digest
-from swarmnode.membership.progress import to_message
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import digest
+from swarmnode.base.ports import State
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.keep.transfer import snapshot as module
+from swarmnode.keep.transfer.snapshot import Snapshot, StateSlice, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.model.section import Sizes, snapshot_nbytes
-from swarmnode.ports import State
-from swarmnode.transfer import snapshot as module
-from swarmnode.transfer.snapshot import Snapshot, StateSlice, assemble, check_chunk, check_offer, chunk_span
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.net.membership.progress import to_message
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 
 TEN = dict.fromkeys(SECTIONS, 10)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.membership.progress import to_message
-from swarmnode.ports import Answer
-from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.download import DonorClient, DownloadLimits
-from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer
+from swarmnode.keep.transfer.donor import SnapshotDonor
+from swarmnode.keep.transfer.download import DonorClient, DownloadLimits
+from swarmnode.keep.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.net.membership.progress import to_message
 from tests.support.download import CHUNK, ME, PARAMETERS, RUN, SIZES, A, B, Giver, Link, Next, World, same, state
 from tests.support.fake_telemetry import Quiet
 

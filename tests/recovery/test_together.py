@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from swarmnode.concurrency import gather_or_cancel
-from swarmnode.errors import RemoteFault
+from swarmnode.base.concurrency import gather_or_cancel
+from swarmnode.base.errors import RemoteFault
 
 
 async def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
+from swarmnode.keep.recovery.recovery_source import CLAIM_WAIT_S
 from swarmsim.law import Laws
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from swarmnode.identity import Identity
-from swarmnode.planner.geography import Address
+from swarmnode.app.planner.geography import Address
+from swarmnode.base.identity import Identity
 from swarmsim import virtual_time
 from swarmsim.directory import DirectoryFaults, SimDht, SimDirectory
 from swarmsim.network import Network, NetworkPort

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.base.ports import Packet, WireTensor
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.run.manifest import GossipSpec, Manifest
 from swarmsim.law import Laws
 from swarmsim.replica import FakeReplica
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.manifest import Manifest
-from swarmnode.manifest.recipe import law_batch
-from swarmnode.planner.batch_rows import MEASURED as BATCHES
-from swarmnode.planner.batch_rows import BatchRow
-from swarmnode.planner.learning_efficiency import (
+from swarmnode.app.planner.batch_rows import MEASURED as BATCHES
+from swarmnode.app.planner.batch_rows import BatchRow
+from swarmnode.app.planner.learning_efficiency import (
     FEW,
     FEW_OVER,
     LATE,
@@ -26,7 +24,9 @@ from swarmnode.planner.learning_efficiency import (
     replicas_between,
     term_of,
 )
-from swarmnode.planner.replica_rows import MEASURED, Row
+from swarmnode.app.planner.replica_rows import MEASURED, Row
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import law_batch
 
 TOKENS = 2.5e9
 

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from swarmnode.errors import UsageError
-from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.manifest.recipe import Recipe, fit
-from swarmnode.planner.fitted import Fitted, alone, check_faster, fitted, forecast
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address
-from swarmnode.planner.simulated import Simulated
+from swarmnode.app.planner.fitted import Fitted, alone, check_faster, fitted, forecast
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.simulated import Simulated
+from swarmnode.base.errors import UsageError
+from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest.recipe import Recipe, fit
 from swarmsim.life import simulate
 from swarmsim.report import rows
 from swarmsim.scenario import RecoveryBounds, Scenario
@@ -33,8 +33,8 @@ def recipe(parameters: int = PARAMETERS) -> Recipe:
 
 def thin_line(manifest: Manifest, kind: MachineKind, round_s: float) -> float:
     """Bytes that the packets of a round take of a machine's line, as a share of the round."""
-    from swarmnode.gossip.outer.traffic import message_nbytes
-    from swarmnode.manifest.recipe import parameters_of
+    from swarmnode.run.manifest.recipe import parameters_of
+    from swarmnode.train.gossip.outer.traffic import message_nbytes
 
     return message_nbytes(manifest.gossip, parameters_of(manifest.model), 0) / kind.up / round_s
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from swarmnode.errors import UsageError
-from swarmnode.planner.fleet import parse_fleet, scaled
-from swarmnode.planner.geography import Address, Nat, rtt_s
+from swarmnode.app.planner.fleet import parse_fleet, scaled
+from swarmnode.app.planner.geography import Address, Nat, rtt_s
+from swarmnode.base.errors import UsageError
 from swarmsim.link import SimLink
 from swarmsim.network import NetworkCut, ReachabilityMap
 

@@ -4,11 +4,11 @@ from dataclasses import replace as less
 
 import pytest
 
-from swarmnode.ids import PeerId, seeded
-from swarmnode.manifest import Manifest
-from swarmnode.membership.peer_table import PeerTable
-from swarmnode.membership.progress import Progress
-from swarmnode.membership.run_progress import RunProgress, TrainedApart
+from swarmnode.base.ids import PeerId, seeded
+from swarmnode.net.membership.peer_table import PeerTable
+from swarmnode.net.membership.progress import Progress
+from swarmnode.net.membership.run_progress import RunProgress, TrainedApart
+from swarmnode.run.manifest import Manifest
 from swarmsim.law import Laws
 from swarmsim.learned import LearnedSamples
 from swarmsim.life import simulate

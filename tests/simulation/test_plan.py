@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.gossip.outer.traffic import message_nbytes
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec, boundary_nbytes
+from swarmnode.app.planner.fleet import MachineKind
+from swarmnode.app.planner.geography import Address, Nat, rtt_s
+from swarmnode.app.planner.plan import PIECE_TOKENS, Plan, plan
 from swarmnode.model.section import section_sizes
-from swarmnode.planner.fleet import MachineKind
-from swarmnode.planner.geography import Address, Nat, rtt_s
-from swarmnode.planner.plan import PIECE_TOKENS, Plan, plan
+from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec, boundary_nbytes
+from swarmnode.train.gossip.outer.traffic import message_nbytes
 from tests.support.method_tables import CODECS_OF, IN_GROUPS
 
 REPLICAS = 4

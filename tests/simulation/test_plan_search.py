@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.errors import UsageError
-from swarmnode.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
-from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.planner.fitted import fitted, rate_factor, steps_compared
-from swarmnode.planner.fleet import MachineKind, read_fleet
-from swarmnode.planner.geography import Address
-from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
-from swarmnode.planner.plan import ALIKE, in_flight_needed, plan, step_exchange_s
-from swarmnode.planner.plan_search import limit_of, search, together, with_values
-from swarmnode.planner.stage_memory import fit_of
+from swarmnode.app.cli.main import main
+from swarmnode.app.planner.fitted import fitted, rate_factor, steps_compared
+from swarmnode.app.planner.fleet import MachineKind, read_fleet
+from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
+from swarmnode.app.planner.plan import ALIKE, in_flight_needed, plan, step_exchange_s
+from swarmnode.app.planner.plan_search import limit_of, search, together, with_values
+from swarmnode.app.planner.stage_memory import fit_of
+from swarmnode.base.errors import UsageError
+from swarmnode.run.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
+from swarmnode.run.manifest.cross_field import ACROSS
 
 RUN = Manifest(
     model=ModelSpec(layers=4, width=1024, heads=8, kv_heads=4, ffn=2816, context=128),

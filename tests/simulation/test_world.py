@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from swarmnode.cli.main import main
-from swarmnode.errors import UsageError
+from swarmnode.app.cli.main import main
+from swarmnode.base.errors import UsageError
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
-from swarmnode.pipeline.backlog import Backlog
+from swarmnode.train.pipeline.backlog import Backlog
 from swarmsim import event_queue
 from swarmsim.life import simulate
 from swarmsim.report import page

@@ -8,16 +8,16 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryDirectory, MemoryTransport
-from swarmnode import owner as owner_key
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.machine.archive_sources import ArchiveSources
-from swarmnode.machine.run_archive import Archive, ArchivePlan, Evaluate, Measured
-from swarmnode.membership.access import sign_warrant
+from swarmnode.app.machine.archive_sources import ArchiveSources
+from swarmnode.app.machine.run_archive import Archive, ArchivePlan, Evaluate, Measured
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import State, Store
+from swarmnode.base.wire import access_pb2
+from swarmnode.keep.recovery.checkpoint import Origin
 from swarmnode.model.export import sharded_model_files
-from swarmnode.ports import State, Store
-from swarmnode.recovery.checkpoint import Origin
-from swarmnode.wire import access_pb2
+from swarmnode.run import owner as owner_key
+from swarmnode.run.admission.access import sign_warrant
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, LoopClock, Recording, Village, Villager, manifest
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from swarmnode.manifest import LimitsSpec, Manifest
-from swarmnode.work import SampleCount
+from swarmnode.base.work import SampleCount
+from swarmnode.run.manifest import LimitsSpec, Manifest
 from tests.support.village import VillageLoop, manifest, village
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(f"{ROOT / package}/" for package in ("swarmnode", "swarmnode_methods"))
-NETWORK = f"{ROOT / 'swarmnode/transport'}/"  # memory stands in for it, so little of it is called
+NETWORK = f"{ROOT / 'swarmnode/net/transport'}/"  # memory stands in for it, so little of it is called
 STAGES = 3
 MICROBATCHES = 512  # so that what happens once a round or once a second is below USUAL
 USUAL = 0.8  # calls a microbatch at each node: of what happens in every one at every stage, at least

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from swarmnode.errors import PeerTimeout, RemoteFault
-from swarmnode.ids import PeerId, RunId, digest
-from swarmnode.membership.progress import to_message
-from swarmnode.ports import Admit, Answer, Call, Handler, State
-from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
-from swarmnode.transfer.snapshot import Snapshot, StateSlice
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import PeerTimeout, RemoteFault
+from swarmnode.base.ids import PeerId, RunId, digest
+from swarmnode.base.ports import Admit, Answer, Call, Handler, State
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.keep.transfer.donor import DonorLimits, SnapshotDonor
+from swarmnode.keep.transfer.snapshot import Snapshot, StateSlice
+from swarmnode.net.membership.progress import to_message
 from tests.support.fake_telemetry import Quiet
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 

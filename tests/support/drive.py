@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from swarmnode.api import run_session
-from swarmnode.local.child import NodePlan, node_command
-from swarmnode.local.fleet import FleetPlan
-from swarmnode.local.session import Conditions, Session
-from swarmnode.local.swarm_view import PlainScreen
+from swarmnode.app.api import run_session
+from swarmnode.app.local.child import NodePlan, node_command
+from swarmnode.app.local.fleet import FleetPlan
+from swarmnode.app.local.session import Conditions, Session
+from swarmnode.app.local.swarm_view import PlainScreen
 
 FAKE_NODE = Path(__file__).with_name("fake_node.py")
 

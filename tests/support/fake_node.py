@@ -15,12 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from swarmnode.control.service import ControlServer
-from swarmnode.daemon import ready_file
-from swarmnode.daemon.ready_file import Ready
-from swarmnode.metrics import name
-from swarmnode.wire.record_pb2 import NODE_STATE_LEFT, NODE_STATE_TRAINING
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.app.control.service import ControlServer
+from swarmnode.app.daemon import ready_file
+from swarmnode.app.daemon.ready_file import Ready
+from swarmnode.base.metrics import name
+from swarmnode.base.wire.record_pb2 import NODE_STATE_LEFT, NODE_STATE_TRAINING
+from swarmnode.base.wire.report_pb2 import StatusReply
 
 
 def option(flag: str, default: str = "") -> str:

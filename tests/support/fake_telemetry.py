@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from swarmnode.metrics.event import check_event
+from swarmnode.base.metrics.event import check_event
 
 
 class Quiet:

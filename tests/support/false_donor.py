@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swarmnode.manifest import Manifest
-from swarmnode.ports import State
-from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.snapshot import Snapshot, StateSlice
-from swarmnode.wire import call_pb2, record_pb2
+from swarmnode.base.ports import State
+from swarmnode.base.wire import call_pb2, record_pb2
+from swarmnode.keep.transfer.donor import SnapshotDonor
+from swarmnode.keep.transfer.snapshot import Snapshot, StateSlice
+from swarmnode.run.manifest import Manifest
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Recording, Village
 

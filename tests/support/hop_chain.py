@@ -11,22 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, microbatch_id
-from swarmnode.judge import Trusting
-from swarmnode.machine.compute import ThreadCompute
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Member
-from swarmnode.membership.trust import PeerHistory
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.hop import Hop
-from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
-from swarmnode.pipeline.route import Router
-from swarmnode.ports import Answer, Call, Priority
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.app.machine.compute import ThreadCompute
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, microbatch_id
+from swarmnode.base.ports import Answer, Call, Priority
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.judge import Trusting
+from swarmnode.net.membership.swarm import Member
+from swarmnode.net.membership.trust import PeerHistory
+from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.membership_handlers import MembershipHandlers
+from swarmnode.train.pipeline.backlog import Backlog
+from swarmnode.train.pipeline.hop import Hop
+from swarmnode.train.pipeline.next_hop import MicrobatchResult, NextHop
+from swarmnode.train.pipeline.route import Router
 from tests.support.fake_telemetry import Quiet
 from tests.support.stage_context import stage_context
 from tests.support.village import RUN, Numbers, manifest

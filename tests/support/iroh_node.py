@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
 from swarmnode_methods.iroh_transport import IrohTransport
 from tests.support.transport_contract import RUN
 

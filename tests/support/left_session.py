@@ -7,18 +7,18 @@ import base64
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnode import manifest as manifests
-from swarmnode.ids import PeerId
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import SIGNED_FILE, Manifest, PipelineSpec
-from swarmnode.membership.progress import to_message
+from swarmnode.app.machine.folder_store import FolderStore
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.keep.recovery import checkpoint as form
+from swarmnode.keep.recovery import checkpoint_io
+from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
-from swarmnode.recovery import checkpoint as form
-from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.wire import record_pb2
+from swarmnode.net.membership.progress import to_message
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import SIGNED_FILE, Manifest, PipelineSpec
 from tests.support.tiny_model import TINY, token_batch, train_on
 
 AGE = 0.75  # a replica's running mean is so much of its last weights here

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swarmnode.identity import Identity
-from swarmnode.ids import RunId
-from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import RunId
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.transport_contract import RUN
 
 

@@ -4,8 +4,8 @@ import itertools
 from pathlib import Path
 
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
-from swarmnode.local.fleet import Command
-from swarmnode.manifest import PRESETS
+from swarmnode.app.local.fleet import Command
+from swarmnode.run.manifest import PRESETS
 
 BOUND_S = 150.0  # for one condition, on a machine that others load
 

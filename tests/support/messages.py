@@ -1,4 +1,4 @@
-"""Messages made from the table of bounds (swarmnode/bounds/table.py): what passes its check, the edges first."""
+"""Messages made from the table of bounds (swarmnode/base/bounds/table.py): what passes its check, the edges first."""
 
 import random
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from swarmnode.bounds import FIELDS, Bound
-from swarmnode.bounds.bound import FLAG, MESSAGE
+from swarmnode.base.bounds import FIELDS, Bound
+from swarmnode.base.bounds.bound import FLAG, MESSAGE
 
 ENTRIES_MAX = 4  # of a list, so that examples stay small; the edges of lists are the table's own test
 _TEXT = "aZ09/:-. \u00e4\u4e16"

@@ -2,8 +2,8 @@
 
 import contextlib
 
-from swarmnode.gossip.compression import Codec, codec_class
-from swarmnode.gossip_rules import codecs, methods, with_property
+from swarmnode.run.gossip_rules import codecs, methods, with_property
+from swarmnode.train.gossip.compression import Codec, codec_class
 
 METHODS = tuple(methods())
 CODECS: dict[str, type[Codec]] = {name: codec_class(name) for name in codecs()}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swarmnode.daemon.options import NodeOptions
+from swarmnode.app.daemon.options import NodeOptions
 
 
 def options(folder: Path = Path(), **more: object) -> NodeOptions:

@@ -6,10 +6,10 @@ import signal
 import tempfile
 from pathlib import Path
 
-from swarmnode import manifest as manifests
-from swarmnode.local.child import Child, NodePlan, environment, node_command
-from swarmnode.local.spawn import NODE, SPAWNER
-from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.app.local.child import Child, NodePlan, environment, node_command
+from swarmnode.app.local.spawn import NODE, SPAWNER
+from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest import PRESETS, SIGNED_FILE, Manifest
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 POLL_S = 0.25  # each look costs a node and the test some milliseconds

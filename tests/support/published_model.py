@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swarmnode.local.pretrained import FolderFiles, Pretrained, pretrained
-from swarmnode.manifest import Manifest
+from swarmnode.app.local.pretrained import FolderFiles, Pretrained, pretrained
 from swarmnode.model.export_tokenizer import byte_tokenizer
+from swarmnode.run.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

@@ -2,11 +2,11 @@
 
 import itertools
 
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.membership.record import sign_record
-from swarmnode.membership.swarm import Member
-from swarmnode.wire import record_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.membership.swarm import Member
 from tests.support.village import RUN, LoopClock
 
 ME = Identity.of_seed(bytes([7] * 32))

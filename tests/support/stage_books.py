@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from benchmarks.micro.memory import llama3
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model import stage as layers_module
 from swarmnode.model import stage as stage_module
 from swarmnode.model import subspace as subspace_module
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
+from swarmnode.run.manifest import Manifest, boundary_width
+from swarmnode.train.gossip.outer import outer
 from tests.support.pretend_device import NAME, Books, books
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from swarmnode.ids import RunId
-from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import StageContext, Swarm
+from swarmnode.base.ids import RunId
+from swarmnode.net.membership.swarm import StageContext, Swarm
+from swarmnode.run.manifest import Manifest
 
 
 def stage_context(manifest: Manifest, stage: int, run_id: str, **parts: Any) -> StageContext:

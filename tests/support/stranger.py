@@ -3,11 +3,11 @@
 import asyncio
 
 from benchmarks.memory_network import MemoryTransport
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.ports import Call
-from swarmnode.wire import call_pb2, record_pb2
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2, record_pb2
+from swarmnode.train.node.membership_handlers import MembershipHandlers
 from tests.support.village import RUN, LoopClock, Village
 
 LIVES_S = 40.0  # of a record; the village's nodes accept ten times their own time to live

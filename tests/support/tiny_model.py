@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.base.ports import Tape, WireTensor
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
-from swarmnode.ports import Tape, WireTensor
+from swarmnode.run.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 
 TINY = ModelSpec(layers=5, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 

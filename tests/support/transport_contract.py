@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from swarmnode.errors import Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.record import sign_record
-from swarmnode.ports import Answer, Call, Directory, Transport, WireTensor
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call, Directory, Transport, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import sign_record
 
 RUN = RunId("ab" * 32)
 MIB = 1 << 20

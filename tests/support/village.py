@@ -17,35 +17,35 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
-from swarmnode import owner
+from swarmnode.app.machine.compute import ThreadCompute
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId, part_of, seeded, swarm_of
+from swarmnode.base.parted_work import GivenEarly, Parts, run_whole
+from swarmnode.base.ports import Priority, Replica, StreamingMessage, Tape, WireTensor
+from swarmnode.base.wire import record_pb2
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, part_of, seeded, swarm_of
-from swarmnode.machine.compute import ThreadCompute
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
-from swarmnode.membership.access import AccessRules
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import Amendments
-from swarmnode.node import membership_handlers
-from swarmnode.node.drain import DrainReport
-from swarmnode.node.limits import NodeRole
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.node.node import Node
-from swarmnode.node.node_ports import NodePorts
-from swarmnode.node.notice import NoticeKind, Notices
-from swarmnode.node.served_stage import ServedStage
-from swarmnode.node.shared_transport import SharedTransport
-from swarmnode.node.span import SpanPorts
-from swarmnode.parted_work import GivenEarly, Parts, run_whole
-from swarmnode.pipeline.feeder import Samples
-from swarmnode.pipeline.span import block_around, within
-from swarmnode.ports import Priority, Replica, StreamingMessage, Tape, WireTensor
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transfer.chunk_set import SetPorts
-from swarmnode.transfer.donor import ArchiveBudget
-from swarmnode.wire import record_pb2
+from swarmnode.keep.recovery.resumption import CheckpointOptions
+from swarmnode.keep.transfer.chunk_set import SetPorts
+from swarmnode.keep.transfer.donor import ArchiveBudget
+from swarmnode.run import owner
+from swarmnode.run.admission.access import AccessRules
+from swarmnode.run.admission.admission import Admission
+from swarmnode.run.admission.amendment import Amendments
+from swarmnode.run.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.train.node import membership_handlers
+from swarmnode.train.node.drain import DrainReport
+from swarmnode.train.node.limits import NodeRole
+from swarmnode.train.node.membership_handlers import MembershipHandlers
+from swarmnode.train.node.node import Node
+from swarmnode.train.node.node_ports import NodePorts
+from swarmnode.train.node.notice import NoticeKind, Notices
+from swarmnode.train.node.served_stage import ServedStage
+from swarmnode.train.node.shared_transport import SharedTransport
+from swarmnode.train.node.span import SpanPorts
+from swarmnode.train.pipeline.feeder import Samples
+from swarmnode.train.pipeline.span import block_around, within
 from swarmsim import sandbox
 from swarmsim.machine import HASH_RATE, Meter, SimMachine
 from swarmsim.virtual_time import VirtualLoop

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryTransport
 from benchmarks.swarm.fake_fleet import BEGINNING_UNIX_S, FakeFleet, FakeNode
-from swarmnode.dashboard.board import Board
-from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import PRESETS, Manifest, sign
-from swarmnode.membership.record import check_record
-from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.app.dashboard.board import Board
+from swarmnode.app.dashboard.start import Dashboard, PageAddress, dashboard
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import record_pb2, report_pb2
+from swarmnode.net.membership.record import check_record
+from swarmnode.run.manifest import PRESETS, Manifest, sign
 from tests.support.fake_telemetry import Quiet
 
 RUN = RunId("ab" * 32)
@@ -71,7 +71,7 @@ async def watched(
         yield Watched(fake_fleet, board, quiet)
 
 
-DOCUMENT = json.loads((resources.files("swarmnode.dashboard") / "static" / "openapi.json").read_text())
+DOCUMENT = json.loads((resources.files("swarmnode.app.dashboard") / "static" / "openapi.json").read_text())
 
 
 @contextlib.asynccontextmanager

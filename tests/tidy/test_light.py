@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from swarmnode.local.spawn import PRELOADED
+from swarmnode.app.local.spawn import PRELOADED
 
 
 def test_decisions_do_not_import_torch() -> None:
     program = (
-        "import sys, swarmnode.manifest, swarmnode.data.corpus, swarmnode.data.blocks, swarmnode.ports\n"
+        "import sys, swarmnode.run.manifest, swarmnode.data.corpus, swarmnode.data.blocks, swarmnode.base.ports\n"
         "assert 'torch' not in sys.modules and 'hivemind' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
@@ -19,8 +19,8 @@ def test_decisions_do_not_import_torch() -> None:
 
 # With slack: a feature that needs a module takes it. A module that only some nodes need is imported where it is used.
 IMPORTS_MAX = {
-    "swarmnode.daemon.process": (270, 52_000),
-    "swarmnode.pipeline.hop": (80, 13_000),
+    "swarmnode.app.daemon.process": (270, 52_000),
+    "swarmnode.train.pipeline.hop": (80, 13_000),
 }
 """(modules, lines) of ours that a module imports."""
 
@@ -44,9 +44,15 @@ def test_imports_of_a_node_are_bounded(module: str) -> None:
 
 
 def test_a_node_without_page_and_cloud_imports_neither() -> None:
-    code = "import sys, swarmnode.daemon.process; print(*sys.modules)"
+    code = "import sys, swarmnode.app.daemon.process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
-    lazy = ("swarmnode.dashboard", "swarmnode.cloud", "swarmnode.cli", "swarmnode.planner", "swarmnode.local")
+    lazy = (
+        "swarmnode.app.dashboard",
+        "swarmnode.app.cloud",
+        "swarmnode.app.cli",
+        "swarmnode.app.planner",
+        "swarmnode.app.local",
+    )
     assert not [name for name in done.stdout.split() if name.startswith(lazy)]
 
 
@@ -54,13 +60,13 @@ def test_a_replica_imports_neither_compiler_nor_symbolic_algebra_and_a_node_star
     """torch.optim, and initialisation on the meta device, would: 70 MiB a node process each (measured). With a thread
     no node would be forked any more, and nobody would notice but by the clock."""
     code = (
-        "import sys, swarmnode.daemon.process\n"
-        "from swarmnode.manifest import PRESETS\n"
-        "from swarmnode.machine.replica import TorchReplica\n"
+        "import sys, swarmnode.app.daemon.process\n"
+        "from swarmnode.run.manifest import PRESETS\n"
+        "from swarmnode.app.machine.replica import TorchReplica\n"
         "[TorchReplica(PRESETS['tiny'], stage) for stage in (0, 1)]\n"
         "print(*[name for name in ('sympy', 'scipy', 'torch._dynamo', 'pydantic') if name in sys.modules])\n"
         f"import {', '.join(PRELOADED)}\n"
-        "from swarmnode.local.fork_server import alone\n"
+        "from swarmnode.app.local.fork_server import alone\n"
         "assert alone()\n"
     )
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from swarmnode.ids import stage_name, stages_name
-from swarmnode.metrics.event import told
+from swarmnode.base.ids import stage_name, stages_name
+from swarmnode.base.metrics.event import told
 
 ROOT = Path(__file__).resolve().parents[2]
 # A value that is no number of a stage may follow the word (a list of speeds), and a sentence of the timeline takes
@@ -34,7 +34,7 @@ def test_no_text_writes_a_stages_number_by_itself() -> None:
         for path, line in lines()
         if NUMBERED.search(ELSE.sub("", line))
     ]
-    assert not said, "name a stage by stage_name of swarmnode/ids.py, or of format.js"
+    assert not said, "name a stage by stage_name of swarmnode/base/ids.py, or of format.js"
 
 
 def test_stages_are_named_from_one() -> None:

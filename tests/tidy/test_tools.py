@@ -43,11 +43,11 @@ def test_types() -> None:
 
 def test_wire_is_generated_from_proto(tmp_path: pathlib.Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "proto" / "generate.py"), str(tmp_path)], check=True, timeout=120)
-    wire = ROOT / "swarmnode" / "wire"
+    wire = ROOT / "swarmnode" / "base" / "wire"
     made = {path.name: path.read_text() for path in tmp_path.glob("*.py*")}
     committed = {path.name: path.read_text() for path in wire.glob("*.py*")}
     stale = sorted(name for name in made.keys() | committed.keys() if made.get(name) != committed.get(name))
-    assert not stale, f"swarmnode/wire is stale ({', '.join(stale)}); say: make proto"
+    assert not stale, f"swarmnode/base/wire is stale ({', '.join(stale)}); say: make proto"
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from swarmnode.cli.main import VERBS
+from swarmnode.app.cli.main import VERBS
 from tests.support.package_source import MODULES, PACKAGE, ROOT, nodes
 
 HOUSEHOLD = {"able", "own", "second", "said", "together", "turns", "line", "door", "book", "keeper", "thanks"}
@@ -42,7 +42,7 @@ def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
 @functools.cache
 def known() -> frozenset[str]:
     """Identifiers of the package, its modules by path, and the fields of a manifest."""
-    from swarmnode.manifest.spec import BY_NAME
+    from swarmnode.run.manifest.spec import BY_NAME
 
     found = set(BY_NAME)
     for path in MODULES:

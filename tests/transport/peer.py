@@ -16,15 +16,15 @@ from typing import Any
 
 import uvloop
 
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.record import sign_record
-from swarmnode.ports import Answer, Call
-from swarmnode.transport.address import parse_bootstraps
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.key_file import load_or_create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport.address import parse_bootstraps
+from swarmnode.net.transport.directory import DhtDirectory
+from swarmnode.net.transport.key_file import load_or_create
+from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.transport_contract import Hanging, echo, pong, record_of
 
 STAGES = 2

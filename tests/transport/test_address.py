@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import UsageError
-from swarmnode.identity import Identity
-from swarmnode.transport.address import dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
+from swarmnode.base.errors import UsageError
+from swarmnode.base.identity import Identity
+from swarmnode.net.transport.address import dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
 
 PEER = Identity.of_seed(bytes(32)).peer_id
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import Busy
-from swarmnode.ids import PeerId
-from swarmnode.transport.serve import ByteBudget, ByteLease
+from swarmnode.base.errors import Busy
+from swarmnode.base.ids import PeerId
+from swarmnode.net.transport.serve import ByteBudget, ByteLease
 
 A = PeerId("a")
 B = PeerId("b")

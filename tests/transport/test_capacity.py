@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import Busy, RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ports import Call, WireTensor
-from swarmnode.transport.capacity import (
+from swarmnode.base.errors import Busy, RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ports import Call, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport.capacity import (
     ALL_BURST_BYTES,
     MEASURE_BURST_BYTES,
     SIZES,
@@ -15,7 +16,6 @@ from swarmnode.transport.capacity import (
     TimedTransfer,
     rate_bps,
 )
-from swarmnode.wire import call_pb2 as wire
 
 pytestmark = pytest.mark.node  # some seconds
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import SAMPLE
-from swarmnode.membership.record import sign_record
-from swarmnode.transport import call_directory
-from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, whom_to_try
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.wire.record_pb2 import Record
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire.record_pb2 import Record
+from swarmnode.net.membership.liveness import SAMPLE
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport import call_directory
+from swarmnode.net.transport.contact import CONTACTS_MAX, Contact, Contacts, whom_to_try
+from swarmnode.net.transport.directory import DhtDirectory
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN, record_of
 

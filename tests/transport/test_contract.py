@@ -12,10 +12,10 @@ import pytest
 import uvloop
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
-from swarmnode.identity import Identity
-from swarmnode.transport.call_directory import CallDirectory
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.base.identity import Identity
+from swarmnode.net.transport.call_directory import CallDirectory
+from swarmnode.net.transport.directory import DhtDirectory
+from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.clock import WallClock
 from tests.support.iroh_node import NEEDS_IROH, iroh_node
 from tests.support.libp2p_node import node

@@ -8,10 +8,10 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.identity import Identity, peer_id_bytes
-from swarmnode.transport.address import numeric, parse_endpoint
-from swarmnode.transport.dial_book import MET_PERIOD_S, MET_PORTS, PERIOD_S, DialBook
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.identity import Identity, peer_id_bytes
+from swarmnode.net.transport.address import numeric, parse_endpoint
+from swarmnode.net.transport.dial_book import MET_PERIOD_S, MET_PORTS, PERIOD_S, DialBook
 from tests.support.libp2p_node import node, until
 
 HERE = "/ip4/127.0.0.1/tcp/0"

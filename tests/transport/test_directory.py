@@ -22,17 +22,17 @@ from hivemind.p2p.p2p_daemon_bindings import control
 from hivemind.proto import p2pd_pb2
 from hivemind.utils import MSGPackSerializer
 
-from swarmnode.errors import Unreachable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.record import sign_record
-from swarmnode.transport import hivemind_patches
-from swarmnode.transport.call_directory import CallDirectory
-from swarmnode.transport.contact import Contacts
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Unreachable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport import hivemind_patches
+from swarmnode.net.transport.call_directory import CallDirectory
+from swarmnode.net.transport.contact import Contacts
+from swarmnode.net.transport.directory import DhtDirectory
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.records import resigned
@@ -141,7 +141,7 @@ async def test_a_contact_that_is_forgotten_before_it_is_tried_does_no_harm() -> 
 @pytest.mark.loop("uvloop")
 async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a cut: all start again, each tries the others before they listen, and the bootstrap is gone for good."""
-    monkeypatch.setattr("swarmnode.transport.contact.RETRY_MIN_S", 0.1)
+    monkeypatch.setattr("swarmnode.net.transport.contact.RETRY_MIN_S", 0.1)
     nobody = Identity.of_seed(bytes(32)).peer_id
     closed = ["/ip4/127.0.0.1/tcp/9"]
     async with node() as (here, _), node() as (there, _):
@@ -181,8 +181,8 @@ async def test_a_meeting_point_that_goes_and_comes_is_told_each_time(
     kind: type[CallDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever of the two calls first."""
-    monkeypatch.setattr("swarmnode.transport.call_directory.POINT_CHECK_S", 0.2)
-    monkeypatch.setattr("swarmnode.transport.call_directory.RETRY_MIN_S", 0.1)
+    monkeypatch.setattr("swarmnode.net.transport.call_directory.POINT_CHECK_S", 0.2)
+    monkeypatch.setattr("swarmnode.net.transport.call_directory.RETRY_MIN_S", 0.1)
     key = tmp_path / "point.key"
     identity = create(key)
     quiet = Quiet()
@@ -292,7 +292,7 @@ async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide
 async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnode.transport.call_directory.SMALL_CALL_S", 0.5)
+    monkeypatch.setattr("swarmnode.net.transport.call_directory.SMALL_CALL_S", 0.5)
     async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
         directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES, unix_s=time.time)
         record = sign_record(record_of(me, time.time(), ttl_s=60), me)

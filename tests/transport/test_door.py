@@ -9,16 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.proto import dht_pb2
 
-from swarmnode import owner
-from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.membership.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
-from swarmnode.membership.admission import Admission
-from swarmnode.transport import frame
-from swarmnode.transport.frame import FrameKind
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.stranger_limit import (
+from swarmnode.base.errors import Busy, Forbidden, RemoteFault, Unavailable
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import access_pb2
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.frame import FrameKind
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.stranger_limit import (
     ALL_BURST,
     ALL_IDLE_CALLS_BURST,
     ALL_PER_S,
@@ -32,7 +30,9 @@ from swarmnode.transport.stranger_limit import (
     DhtLimit,
     StrangerRateLimiter,
 )
-from swarmnode.wire import access_pb2
+from swarmnode.run import owner
+from swarmnode.run.admission.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
+from swarmnode.run.admission.admission import Admission
 from tests.support.clock import WallClock
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN, ping, pong

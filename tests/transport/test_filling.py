@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from swarmnode.errors import LocalFault, PeerTimeout, Refused, RemoteFault
-from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call, StreamingMessage, WireTensor
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.stream import FRAME_BYTES, LOOKAHEAD_BYTES
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire_tensor import ReadyWatermark
+from swarmnode.base.errors import LocalFault, PeerTimeout, Refused, RemoteFault
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call, StreamingMessage, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire_tensor import ReadyWatermark
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.stream import FRAME_BYTES, LOOKAHEAD_BYTES
 from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, echo, ping, pong, process, tensor
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.transport import flood_guard
-from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.flood_guard import (
+from swarmnode.net.transport import flood_guard
+from swarmnode.net.transport.address import parse_endpoint
+from swarmnode.net.transport.flood_guard import (
     ADMIT_PER_S,
     DENIED_MAX,
     DENIED_S,

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode import uplink_scheduler
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
-from swarmnode.transport import frame, serve
-from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, FrameFlag, FrameKind
-from swarmnode.transport.serve import ByteBudget, StreamServer
-from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
-from swarmnode.uplink_scheduler import UplinkScheduler
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base import uplink_scheduler
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import DTYPE_BYTES, Answer, Call, WireTensor
+from swarmnode.base.uplink_scheduler import UplinkScheduler
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport import frame, serve
+from swarmnode.net.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, FrameFlag, FrameKind
+from swarmnode.net.transport.serve import ByteBudget, StreamServer
+from swarmnode.net.transport.stream import LOOKAHEAD_BYTES, P2pdStream
 
 RUN = RunId("cd" * 32)
 PEER = PeerId("somebody")

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable, UsageError, cause_of
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.record import sign_record
-from swarmnode.ports import Call
-from swarmnode.transport.address import Endpoint, parse_endpoint
-from swarmnode.transport.call_directory import CallDirectory
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire.record_pb2 import Record
+from swarmnode.base.errors import PeerTimeout, RemoteFault, Unavailable, UsageError, cause_of
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire.record_pb2 import Record
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport.address import Endpoint, parse_endpoint
+from swarmnode.net.transport.call_directory import CallDirectory
 from swarmnode_methods import iroh_transport
 from swarmnode_methods.iroh_socket import close_spare
 from swarmnode_methods.iroh_transport import STRANGERS_BURST, IrohTransport, StrangerDoor, speaks_quic

@@ -7,10 +7,10 @@ from hivemind.proto import crypto_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import LocalFault, NotPermitted, RemoteFault
-from swarmnode.identity import Identity, peer_id_bytes, peer_id_of, public_key_of, verify
-from swarmnode.ids import PeerId
-from swarmnode.transport.key_file import create, load, load_or_create
+from swarmnode.base.errors import LocalFault, NotPermitted, RemoteFault
+from swarmnode.base.identity import Identity, peer_id_bytes, peer_id_of, public_key_of, verify
+from swarmnode.base.ids import PeerId
+from swarmnode.net.transport.key_file import create, load, load_or_create
 
 
 @given(st.binary(min_size=32, max_size=32))

@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmnode.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
-from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call
-from swarmnode.transport import frame
-from swarmnode.transport.frame import FrameKind
-from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.socket_dir import SocketDir
-from swarmnode.transport.stream import P2pdStream
-from swarmnode.wire import call_pb2 as wire
+from swarmnode.base.errors import Busy, LocalFault, PeerTimeout, RemoteFault, Unavailable, UsageError
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport import frame
+from swarmnode.net.transport.frame import FrameKind
+from swarmnode.net.transport.key_file import create
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.socket_dir import SocketDir
+from swarmnode.net.transport.stream import P2pdStream
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, RUN, echo, ping, pong, process, refusing, tensor
@@ -154,7 +154,7 @@ async def test_sockets_swept_by_a_cleaner_are_made_anew(tmp_path: Path, kill: bo
 
 
 async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.transport.p2pd_process.RESTARTS_MAX", 1)
+    monkeypatch.setattr("swarmnode.net.transport.p2pd_process.RESTARTS_MAX", 1)
     async with node() as (here, identity):
         waiting = asyncio.get_running_loop().create_task(here.wait_failed())
         os.kill(here.daemon.pid, signal.SIGKILL)
@@ -168,12 +168,12 @@ async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: 
 
 
 async def test_a_p2pd_that_answers_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.transport.p2pd_process.PING_PERIOD_S", 0.05)
+    monkeypatch.setattr("swarmnode.net.transport.p2pd_process.PING_PERIOD_S", 0.05)
     async with node() as (here, _):
         frozen = here.daemon.pid
         os.kill(frozen, signal.SIGSTOP)
         with monkeypatch.context() as impatient:
-            impatient.setattr("swarmnode.transport.p2pd_process.CONTROL_TIMEOUT_S", 0.3)
+            impatient.setattr("swarmnode.net.transport.p2pd_process.CONTROL_TIMEOUT_S", 0.3)
             await until(lambda: gone(frozen))
         await until(here.daemon.running.is_set)
         assert await here.addresses()
@@ -303,14 +303,14 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
                 await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=0)
         assert here._incoming == 1
         assert [len(idle) for idle in other._pool._idle.values()] == [1]
-        monkeypatch.setattr("swarmnode.transport.stream_transport.IDLE_S", 0.0)
+        monkeypatch.setattr("swarmnode.net.transport.stream_transport.IDLE_S", 0.0)
         other._pool.sweep()
         assert not other._pool._idle
         await until(lambda: here._incoming == 0)
 
 
 async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.transport.stream_transport.IN_USE_MAX", 1)
+    monkeypatch.setattr("swarmnode.net.transport.stream_transport.IN_USE_MAX", 1)
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
         first = asyncio.get_running_loop().create_task(

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.daemon import reachability
-from swarmnode.errors import Busy, Refused, Unreachable
-from swarmnode.ids import PeerId, RunId
-from swarmnode.ports import Call
-from swarmnode.transport import reachability as reach
-from swarmnode.transport.address import Endpoint, dialable, parse_bootstrap
-from swarmnode.transport.p2pd import NetworkMode
-from swarmnode.transport.reachability import (
+from swarmnode.app.daemon import reachability
+from swarmnode.base.errors import Busy, Refused, Unreachable
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.net.transport import reachability as reach
+from swarmnode.net.transport.address import Endpoint, dialable, parse_bootstrap
+from swarmnode.net.transport.p2pd import NetworkMode
+from swarmnode.net.transport.reachability import (
     Reachability,
     ReachHelper,
     ReachReport,
@@ -24,7 +25,6 @@ from swarmnode.transport.reachability import (
     ports_of,
     verdict,
 )
-from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node
 

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import RemoteFault
-from swarmnode.ids import RunId
-from swarmnode.membership.progress import to_message
-from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record, open_record, sign_record
-from swarmnode.wire import record_pb2 as wire
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.ids import RunId
+from swarmnode.base.wire import record_pb2 as wire
+from swarmnode.net.membership.progress import to_message
+from swarmnode.net.membership.record import SIGNED_BYTES_MAX, check_record, open_record, sign_record
 from tests.support.records import ME, OTHER, resigned
 from tests.support.transport_contract import RUN, record_of
 

@@ -2,13 +2,20 @@
 
 import pytest
 
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.membership import record as records
-from swarmnode.membership.record import sign_record
-from swarmnode.transport import record_book
-from swarmnode.transport.record_book import CHECKS_BURST, CHECKS_PER_S, PLACE_MAX, STRANGERS_MAX, RecordBook, mark_of
-from swarmnode.wire import record_pb2 as wire
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import record_pb2 as wire
+from swarmnode.net.membership import record as records
+from swarmnode.net.membership.record import sign_record
+from swarmnode.net.transport import record_book
+from swarmnode.net.transport.record_book import (
+    CHECKS_BURST,
+    CHECKS_PER_S,
+    PLACE_MAX,
+    STRANGERS_MAX,
+    RecordBook,
+    mark_of,
+)
 from tests.support.transport_contract import RUN, record_of
 
 NOW = 1_700_000_000.0

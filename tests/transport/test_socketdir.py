@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.transport.socket_dir import PREFIX, SocketDir, sweep
+from swarmnode.net.transport.socket_dir import PREFIX, SocketDir, sweep
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from swarmnode.errors import Busy, RemoteFault
-from swarmnode.ids import PeerId
-from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.ports import Answer, Call
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.throttle import OVERHEAD, Pacer
-from swarmnode.uplink_scheduler import UplinkScheduler
-from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
+from swarmnode.base.errors import Busy, RemoteFault
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Answer, Call
+from swarmnode.base.uplink_scheduler import UplinkScheduler
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.base.wire import record_pb2
+from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.throttle import OVERHEAD, Pacer
+from swarmnode.train.node.membership_handlers import MembershipHandlers
 from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, echo, process, tensor
 

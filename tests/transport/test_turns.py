@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarmnode.errors import Unavailable
-from swarmnode.uplink_scheduler import BULK_BYTES, MEASURED_BYTES, WAIT_SHARE, UplinkScheduler
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.uplink_scheduler import BULK_BYTES, MEASURED_BYTES, WAIT_SHARE, UplinkScheduler
 
 pytestmark = pytest.mark.loop("virtual")
 

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from swarmnode.errors import NotPermitted, Unavailable
-from swarmnode.transport.address import is_public
-from swarmnode.transport.throttle import RateThrottle
-from swarmnode.transport.web import AddressRules, HttpRangeReader, checked
+from swarmnode.base.errors import NotPermitted, Unavailable
+from swarmnode.net.transport.address import is_public
+from swarmnode.net.transport.throttle import RateThrottle
+from swarmnode.net.transport.web import AddressRules, HttpRangeReader, checked
 from tests.support.web_folder import WebAnswer, web_server
 
 DATA = bytes(range(256)) * 40

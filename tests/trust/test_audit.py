@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.ema import ENOUGH
-from swarmnode.errors import RemoteFault
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId
-from swarmnode.judge import TensorFingerprints
+from swarmnode.base.ema import ENOUGH
+from swarmnode.base.errors import RemoteFault
+from swarmnode.base.identity import Identity
+from swarmnode.base.ids import PeerId
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.model.inner_optimizer import FACTOR, IncomingNorms
+from swarmnode.net.membership.judge import TensorFingerprints
 from swarmnode.trust import statement
 from swarmnode.trust.audit import (
     BUDGET_FIRST,
@@ -23,7 +24,6 @@ from swarmnode.trust.audit import (
     Audits,
 )
 from swarmnode.trust.verdict import APART_S, LIES, UNEXPLAINED_MAX, Judgement
-from swarmnode.wire import call_pb2 as wire
 
 A, B, C = (PeerId(letter * 52) for letter in "abc")
 SHARE = 0.03

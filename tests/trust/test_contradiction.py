@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from swarmnode.ids import PeerId
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Packet, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.trust.recompute import hop_again
 from swarmnode.trust.statement import HopAnswer, HopClaim
 from swarmnode.trust.verdict import AnswerSimilarity, Evidence, Judgement, by_own_weights, verdict
-from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Numbers, manifest
 
 ACCUSED = PeerId("a" * 52)

@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from swarmnode.judge import Judge, Trusting
+from swarmnode.net.membership.judge import Judge, Trusting
 from swarmnode.trust.stage_judge import StageJudge
 
 LIFE = """
 import asyncio, sys
 from dataclasses import replace
-import swarmnode.daemon.process
+import swarmnode.app.daemon.process
 assert not [name for name in sys.modules if name.startswith("swarmnode.trust")], "a node's process"
 from swarmsim.virtual_time import VirtualLoop
 from tests.support.village import VillageLoop, manifest, told, village

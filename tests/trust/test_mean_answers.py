@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.ids import PeerId
+from swarmnode.base.ids import PeerId
 from swarmnode.model.tensor import sketch
 from swarmnode.trust.mean_answers import FIRST, MeanAnswers
 from swarmnode.trust.verdict import AnswerSimilarity

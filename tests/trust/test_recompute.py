@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnode.errors import Unavailable
-from swarmnode.ids import PeerId
-from swarmnode.manifest import PRESETS
-from swarmnode.ports import Call, WireTensor
+from swarmnode.base.errors import Unavailable
+from swarmnode.base.ids import PeerId
+from swarmnode.base.ports import Call, WireTensor
+from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.run.manifest import PRESETS
 from swarmnode.trust.recompute import KEPT_TIMES, RecomputeService
 from swarmnode.trust.statement import HopEvidence
-from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 
 UNUSED = cast(Any, None)

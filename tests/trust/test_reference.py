@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ids import PeerId
+from swarmnode.base.ids import PeerId
 from swarmnode.trust.audit import Audits
 from swarmnode.trust.mean_answers import MeanAnswers
 from swarmnode.trust.reference import Finding, distances, standing, verdict_of

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ema import ENOUGH
-from swarmnode.gossip.outer import outer
-from swarmnode.manifest import GossipSpec
-from swarmnode.ports import Packet, PacketMeasures
+from swarmnode.base.ema import ENOUGH
+from swarmnode.base.ports import Packet, PacketMeasures
+from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.outer import outer
 from swarmnode.trust.robust import (
     CLIP,
     DEVIATION_LEAST,

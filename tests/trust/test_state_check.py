@@ -5,14 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import TRIES
-from swarmnode.ports import State
-from swarmnode.transfer.download import DonorClient
-from swarmnode.transfer.state_slices import ALIGN, APART_MAX, ELEMENTS, apart, cuts, drawn_now, slices_of
-from swarmnode.trust.state_check import StateCheck, StateSample
-from swarmnode.wire import call_pb2
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId
+from swarmnode.base.ports import State
+from swarmnode.base.wire import call_pb2
+from swarmnode.keep.recovery.state_check import StateCheck, StateSample
+from swarmnode.keep.transfer.download import DonorClient
+from swarmnode.keep.transfer.state_slices import ALIGN, APART_MAX, ELEMENTS, apart, cuts, drawn_now, slices_of
+from swarmnode.net.membership.liveness import TRIES
 from tests.support.fake_telemetry import Quiet
 
 RUN = RunId("ab" * 32)

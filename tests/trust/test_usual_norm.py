@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from swarmnode.machine.replica import TorchReplica
+from swarmnode.app.machine.replica import TorchReplica
+from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import decode, encode
-from swarmnode.ports import WireTensor
 from swarmnode.trust.accusation import NORMS_LEAST, UsualNorm
 from swarmnode.trust.recompute import hop_again
 from swarmnode.trust.verdict import LATER

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from swarmnode.ids import PeerId
+from swarmnode.base.ids import PeerId
 from swarmnode.trust.audit import Audits
 from swarmnode.trust.verdict import (
     EXACT,

@@ -1,0 +1,1 @@
+"""All that a person starts: verbs, the daemon, its machine, the page, plans, a local swarm."""

@@ -1,0 +1,1 @@
+"""States that outlive their machine: snapshots and their transfer, checkpoints, archives, recovery."""

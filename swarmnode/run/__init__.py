@@ -1,0 +1,1 @@
+"""A run and its members: its manifest, its owner, invites, bans, amendments."""

@@ -1,0 +1,1 @@
+"""Members of a run: invites, the access list, admission, amendments."""
