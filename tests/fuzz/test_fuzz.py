@@ -36,7 +36,7 @@ PARSES = re.compile(
 OWN = "written by this user or its own processes"
 CHILD = "what a child or service of this machine says"
 PARSERS = {
-    **dict.fromkeys(("header.py",), "frame"),
+    **dict.fromkeys(("base/header.py",), "frame"),
     **dict.fromkeys(
         ("net/membership/record.py", "train/node/piggyback.py", "net/transport/record_book.py"), "record inside"
     ),
@@ -75,9 +75,11 @@ PARSERS = {
         ),
         OWN,
     ),
-    **dict.fromkeys(("app/cli/option/config_file.py", "app/cli/manifest.py", "api.py", "app/daemon/process.py"), OWN),
     **dict.fromkeys(
-        ("damaged_file.py", "app/daemon/ready_file.py", "app/machine/sensors.py", "app/local/node_page.py"), OWN
+        ("app/cli/option/config_file.py", "app/cli/manifest.py", "app/api.py", "app/daemon/process.py"), OWN
+    ),
+    **dict.fromkeys(
+        ("base/damaged_file.py", "app/daemon/ready_file.py", "app/machine/sensors.py", "app/local/node_page.py"), OWN
     ),
     **dict.fromkeys(("net/transport/dial_filter.py",), CHILD),
     **dict.fromkeys(
