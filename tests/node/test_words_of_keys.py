@@ -5,14 +5,16 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from swarmnode.base.bounds import FIELDS, SAMPLES_MAX, STRIDE_MAX, check
+import swarmnode
+from swarmnode.base.bounds import SAMPLES_MAX, STRIDE_MAX, check
 from swarmnode.base.errors import RemoteFault
 from swarmnode.base.identity import Identity
 from swarmnode.base.ids import PeerId
-from swarmnode.base.wire import record_pb2
+from swarmnode.base.wire import access_pb2, call_pb2, record_pb2
 from swarmnode.keep.recovery.recovery_source import _rank
 from swarmnode.net.membership.words import WORDS
 from swarmnode.run.manifest import Manifest
@@ -20,17 +22,47 @@ from swarmnode.train.pipeline.feeder_turns import REPEATS_MIN, FeederTurns
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Village, Villager, manifest, told, village, with_recovery
 
+PACKAGE = Path(swarmnode.__file__).parent
 STAGES = (0, 1, 0, 1)
 KEYS = len(STAGES) + 1
 SAY_S = 3.0  # the attack of the issue: a record each 3 s
 
 
-def test_each_field_is_in_the_table_once() -> None:
-    named = [f"{row.message}.{field}" for row in WORDS for field in row.fields]
+SIGNED = (record_pb2.Record, call_pb2.RoundWord, access_pb2.AccessList, access_pb2.Amendment)  # travel as bytes
+
+
+def schema() -> set[str]:
+    """Each field that a peer can fill in: of requests, replies, and all that is in them; the body of a call is named by
+    its own message."""
+    messages = [one.DESCRIPTOR for one in (call_pb2.Request, call_pb2.Reply, *SIGNED)]
+    found = set[str]()
+    seen = set[str]()
+    while messages:
+        message = messages.pop()
+        if message.name in seen or message.GetOptions().map_entry:
+            continue
+        seen.add(message.name)
+        messages += [field.message_type for field in message.fields if field.message_type is not None]
+        bodies = [field for field in message.fields if field.containing_oneof and field.containing_oneof.name == "body"]
+        found |= {f"{message.name}.{field.name}" for field in message.fields if field not in bodies}
+    return found
+
+
+def test_each_field_that_a_peer_can_send_is_in_the_table_once() -> None:
+    due = schema()
+    named = list[str]()
+    for row in WORDS:
+        every = sorted(one.partition(".")[2] for one in due if one.partition(".")[0] == row.message)
+        named += [f"{row.message}.{field}" for field in (every if row.fields == ("*",) else row.fields)]
     assert len(named) == len(set(named))
-    messages = {row.message for row in WORDS}
-    assert {one for one in FIELDS if one.partition(".")[0] in messages} == set(named)
+    assert sorted(due - set(named)) == [], "say what these decide, and what bounds it"
+    assert sorted(set(named) - due) == []
     assert all(row.bound and row.code for row in WORDS)
+
+
+@pytest.mark.parametrize("path", sorted({path for row in WORDS for path in row.code.split(", ")}))
+def test_the_code_of_a_row_is_there(path: str) -> None:
+    assert (PACKAGE / path).is_file()
 
 
 def run_of(method: str) -> Manifest:

@@ -23,6 +23,7 @@ from swarmnode.net.transport.reachability import (
     connected,
     greets,
     ports_of,
+    report_of,
     verdict,
 )
 from tests.support.fake_telemetry import Quiet
@@ -52,6 +53,20 @@ def test_a_verdict_does_not_depend_on_the_order_of_answers(seen: list[ReachRepor
     for order in itertools.permutations(seen):
         found, reason = verdict(order)
         assert found is reach and reason
+
+
+@pytest.mark.parametrize(
+    "reached",
+    ["/ip4/9.9.9.9/tcp/4001", "/ip4/81.2.3.4/tcp/22", "/ip4/81.2.3.4/udp/4001", "/dns/else.where/tcp/4001", "/", ""],
+)
+def test_a_helper_names_no_address_but_ours_for_us_to_announce(reached: str) -> None:
+    mine = "/ip4/81.2.3.4/tcp/4001"
+    found = report_of(wire.Reached(observed=OUT, reached=[reached, mine]), [4001], "tcp")
+    assert found == ReachReport(OUT, (mine,))
+
+
+def test_a_helper_that_sees_no_address_says_nothing() -> None:
+    assert report_of(wire.Reached(observed="else.where", reached=["/dns/else.where/tcp/4001"]), [4001], "tcp") is None
 
 
 def test_ports_are_those_of_direct_addresses() -> None:

@@ -151,6 +151,17 @@ async def connected(transport: Transport, peers: Iterable[tuple[PeerId, Sequence
     return [peer for peer in await asyncio.gather(*(one(*known) for known in peers)) if peer is not None]
 
 
+def report_of(told: wire.Reached, ports: Sequence[int], protocol: str) -> ReachReport | None:
+    """The report that a helper gave; None without the address that it sees. Only our ports at that address count,
+    because a node announces what helpers reach, and hands it to p2pd."""
+    try:
+        seen = ipaddress.ip_address(told.observed)
+    except ValueError:
+        return None
+    here = {str(Endpoint(f"ip{seen.version}", told.observed, port, protocol)) for port in ports}
+    return ReachReport(told.observed, tuple(one for one in told.reached if one in here))
+
+
 async def ask(transport: Transport, helpers: Iterable[PeerId]) -> list[ReachReport]:
     """The reports of all `helpers` that answer."""
     own = await transport.addresses()
@@ -163,7 +174,6 @@ async def ask(transport: Transport, helpers: Iterable[PeerId]) -> list[ReachRepo
             answer = await transport.call(helper, request, timeout_s=ASK_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return None
-        reports = answer.header.reach
-        return ReachReport(reports.observed, tuple(reports.reached[:PORTS_MAX])) if reports.observed else None
+        return report_of(answer.header.reach, ports_of(own), protocol)
 
     return [seen for seen in await asyncio.gather(*(one(helper) for helper in helpers)) if seen is not None]
