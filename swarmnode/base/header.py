@@ -34,14 +34,16 @@ def seal_request(
     header.run_id = run_id[RUN_DIGITS]
     header.timeout_ms = max(1, math.ceil(min(timeout_s, TIMEOUT_MAX_S) * 1000))
     del header.tensors[:]
-    header.tensors.extend(tensor.spec() for tensor in tensors)
+    for tensor in tensors:
+        header.tensors.append(tensor.spec())
     return header.SerializeToString()
 
 
 def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
     assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one reply; at most {TENSORS_MAX}"
     del header.tensors[:]
-    header.tensors.extend(tensor.spec() for tensor in tensors)
+    for tensor in tensors:
+        header.tensors.append(tensor.spec())
     return header.SerializeToString()
 
 

@@ -7,7 +7,6 @@ parameter, so that a second attempt adds the rest and nothing twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -248,6 +247,8 @@ class Backprop:
 
     def passes(self, samples: int) -> Passes:
         """The passes over a microbatch of `samples`."""
+        if self.budget is None:
+            return Passes(samples, False)
         return choose_passes(samples, self.budget, self.memory.pass_nbytes)
 
     def keeps_graph(self, samples: int) -> bool:
@@ -299,6 +300,7 @@ class Backprop:
         That of the parameters is added to theirs, unless accumulate=False; with `input_first` some may be left.
         `held`: a graph that is still there."""
         for first, last in self._spans(kept, held, accumulate=accumulate):
+            self.progress.last = last
             if held is not None:
                 graph = held
                 held = None
@@ -315,6 +317,7 @@ class Backprop:
         """Last stage: (the summed loss of `targets` [B, T], a scalar on the device; with `train` as `backward` the
         gradient of `share` · loss)."""
         for first, last in self._spans(kept, None, accumulate=train and accumulate):
+            self.progress.last = last
             graph = self.run(self._part_of(kept, first, last), train=train, by_layer=self._by_layer)
             loss_sum, dy = self.head(
                 graph.output,
@@ -349,7 +352,7 @@ class Backprop:
         )
         return result.loss_sum, None if result.gradient is None else result.gradient.view_as(hidden)
 
-    def _spans(self, kept: StageInput, held: ForwardGraph | None, *, accumulate: bool) -> Iterator[tuple[int, int]]:
+    def _spans(self, kept: StageInput, held: ForwardGraph | None, *, accumulate: bool) -> list[tuple[int, int]]:
         """(first, last) samples of the passes that are left."""
         passes = self.passes(kept.samples)
         progress = self.progress
@@ -358,11 +361,14 @@ class Backprop:
         if held is not None:
             assert not progress.begun, "a graph is only there for the first attempt"
             passes = Passes(kept.samples, False)
-        if progress.parameters or progress.head.rows:  # a pass was broken off: the rest of it is added first
-            yield progress.samples, progress.last
-        for first, last in passes.spans(progress.samples, kept.samples):
-            progress.last = last
-            yield first, last
+        broken_off = bool(progress.parameters or progress.head.rows)  # a pass: the rest of it is added first
+        spans = [(progress.samples, progress.last)] if broken_off else []
+        first = progress.last if broken_off else progress.samples
+        while first < kept.samples:
+            last = min(kept.samples, first + passes.samples)
+            spans.append((first, last))
+            first = last
+        return spans
 
     def _left_for_later(self, graph: ForwardGraph, whole: bool) -> set[int]:
         """The matrices, by id, whose gradients the backward of `graph` leaves for later: those of a first attempt at a

@@ -31,12 +31,12 @@ from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, section
 from swarmnode.model.memory_budget import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
-from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
+from swarmnode.model.stage_input import InputReader, StageInput
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
-from swarmnode.run.manifest import Manifest, boundary_codes, boundary_width
+from swarmnode.run.manifest import Manifest, boundary_codes
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -174,6 +174,7 @@ class StageReplica:
         self.unsettled: tuple[int, float] | None = None  # samples and weight of a backward with something left to add
         self.incoming = IncomingNorms()
         self.codes = boundary_codes("fp64" if dtype == torch.float64 else manifest.pipeline.boundary)
+        self._reader = InputReader(manifest, self.part, self.codes[0], self.device)
 
     def initialize(self) -> None:
         """Set theta to the values that the run begins with, drawn from its seed. Weights of a base model stay as they
@@ -250,9 +251,6 @@ class StageReplica:
 
     # A microbatch
 
-    def _input(self, x: WireTensor, tokens: WireTensor | None) -> StageInput:
-        return read_input(self.manifest, self.part, self.codes[0], x, tokens, self.device)
-
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
@@ -263,7 +261,7 @@ class StageReplica:
         Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, NaN or Inf.
         """
         assert not self.part.has_head, "the last stage has a loss"
-        kept = self._input(x, tokens)
+        kept = self._reader.read(x, tokens)
         by_layer = self.backprop.passes(kept.samples) != Passes(kept.samples, False)
         graph = graph and (not by_layer or self.backprop.keeps_graph(kept.samples))
         self.stash.refresh()
@@ -314,9 +312,9 @@ class StageReplica:
         is accumulated.
         """
         assert isinstance(tape, StageTape)
-        check_samples(self.part, samples, tape.kept.x)
-        shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
-        what = f"gradient for {stage_name(self.part.stage)}"
+        self._reader.check_samples(samples, tape.kept.x)
+        shape = (samples, self.manifest.model.context, self._reader.width)
+        what = f"gradient for {self._reader.name}"
         dy = decode_boundary(gradient, self.codes[1], shape, what, self.device)
         weight = self._weight_of(tape.kept)
         there = to_device(dy, self.device)
@@ -365,10 +363,10 @@ class StageReplica:
         LocalFault if the loss is not finite although x is (theta has diverged).
         """
         assert self.part.has_head, "only the last stage has a loss"
-        kept = self._input(x, tokens)
-        targets = read_targets(self.manifest, tokens)
-        check_samples(self.part, samples, kept.x)
-        check_samples(self.part, samples, targets)
+        kept = self._reader.read(x, tokens)
+        targets = self._reader.targets(tokens)
+        self._reader.check_samples(samples, kept.x)
+        self._reader.check_samples(samples, targets)
         self.stash.refresh()
         share = 1.0 / self.manifest.model.context
         loss_sum, gradient = self.backprop.loss(kept, targets, share, train=train, accumulate=accumulate)
@@ -385,7 +383,7 @@ class StageReplica:
 
     def compared(self, tensor: WireTensor, samples: int) -> Tensor:
         """An activation or gradient of `samples` samples, in main memory. Raises RemoteFault for a malformed one."""
-        shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
+        shape = (samples, self.manifest.model.context, self._reader.width)
         code = self.codes[1] if tensor.codec == self.codes[1] else self.codes[0]
         return decode_boundary(tensor, code, shape, "tensor compared")
 

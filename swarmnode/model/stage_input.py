@@ -54,52 +54,52 @@ class StageInput:
         return StageInput(self.x[first:last], 0, tokens, documents)
 
 
-def read_input(
-    manifest: Manifest,
-    part: StageLayers,
-    boundary: str,
-    x: WireTensor,
-    tokens: WireTensor | None,
-    device: torch.device = CPU,
-) -> StageInput:
-    """The input of stage `part`; `boundary` is the coding of activations, which `device` decodes. Without `tokens`,
-    which activations need only for a subspace or separated documents, all targets count. Raises RemoteFault for a wrong
-    dtype or shape, token ids out of range, NaN or Inf."""
-    model = manifest.model
-    what = stage_name(part.stage)
-    end = manifest.data.document_end
-    if part.has_embedding:
-        ids = _ids(manifest, x, f"input of {what}")
-        return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
-    decoded = decode_boundary(x, boundary, (None, model.context, boundary_width(manifest)), f"input of {what}", device)
-    in_subspace = manifest.pipeline.boundary == "subspace"
-    if tokens is None:
-        assert end is None and not in_subspace, "activations need their tokens beside them"
-        return StageInput(decoded, decoded.shape[0] * model.context)
-    ids = _ids(manifest, tokens, f"tokens of {what}")
-    check_samples(part, decoded.shape[0], ids)
-    documents = None if end is None else Documents.of(ids, end)
-    return StageInput(decoded, counted_targets(tokens, end), ids if in_subspace else None, documents)
+class InputReader:
+    """Reads what arrives at stage `part`. `boundary` is the coding of activations, which `device` decodes."""
 
+    def __init__(self, manifest: Manifest, part: StageLayers, boundary: str, device: torch.device = CPU) -> None:
+        self._part = part
+        self._boundary = boundary
+        self._device = device
+        self._model = manifest.model
+        self._document_end = manifest.data.document_end
+        self._in_subspace = manifest.pipeline.boundary == "subspace"
+        self.name = stage_name(part.stage)
+        self.width = boundary_width(manifest)
+        """Numbers per token between stages."""
 
-def read_targets(manifest: Manifest, tokens: WireTensor) -> Tensor:
-    """The next tokens int64 [B, T], IGNORED where the loss does not count them. Raises RemoteFault as `read_input`."""
-    model = manifest.model
-    end = manifest.data.document_end
-    ids, counts = decode_tokens(tokens, model.context, model.vocabulary, "tokens of the loss")
-    targets = ids[:, 1:].clone()
-    if counts is not None:
-        targets[~counts[:, 1:]] = IGNORED
-    if end is not None:
-        targets[ids[:, :-1] == end] = IGNORED
-    return targets
+    def read(self, x: WireTensor, tokens: WireTensor | None) -> StageInput:
+        """The input. Without `tokens`, which activations need only for a subspace or separated documents, all targets
+        count. Raises RemoteFault for a wrong dtype or shape, token ids out of range, NaN or Inf."""
+        model = self._model
+        end = self._document_end
+        what = f"input of {self.name}"
+        if self._part.has_embedding:
+            ids, _ = decode_tokens(x, model.context, model.vocabulary, what)
+            ids = ids[:, :-1]
+            return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
+        decoded = decode_boundary(x, self._boundary, (None, model.context, self.width), what, self._device)
+        if tokens is None:
+            assert end is None and not self._in_subspace, "activations need their tokens beside them"
+            return StageInput(decoded, decoded.shape[0] * model.context)
+        ids, _ = decode_tokens(tokens, model.context, model.vocabulary, f"tokens of {self.name}")
+        ids = ids[:, :-1]
+        self.check_samples(decoded.shape[0], ids)
+        documents = None if end is None else Documents.of(ids, end)
+        return StageInput(decoded, counted_targets(tokens, end), ids if self._in_subspace else None, documents)
 
+    def targets(self, tokens: WireTensor) -> Tensor:
+        """The next tokens int64 [B, T], IGNORED where the loss does not count them. Raises RemoteFault as `read`."""
+        model = self._model
+        ids, counts = decode_tokens(tokens, model.context, model.vocabulary, "tokens of the loss")
+        targets = ids[:, 1:].clone()
+        if counts is not None:
+            targets[~counts[:, 1:]] = IGNORED
+        if self._document_end is not None:
+            targets[ids[:, :-1] == self._document_end] = IGNORED
+        return targets
 
-def check_samples(part: StageLayers, samples: int, kept: Tensor) -> None:
-    """Raises RemoteFault unless `kept` has `samples` samples."""
-    if samples != kept.shape[0]:
-        raise RemoteFault(f"{stage_name(part.stage)}: {samples} samples announced, {kept.shape[0]} sent")
-
-
-def _ids(manifest: Manifest, tokens: WireTensor, what: str) -> Tensor:
-    return decode_tokens(tokens, manifest.model.context, manifest.model.vocabulary, what)[0][:, :-1]
+    def check_samples(self, samples: int, kept: Tensor) -> None:
+        """Raises RemoteFault unless `kept` has `samples` samples."""
+        if samples != kept.shape[0]:
+            raise RemoteFault(f"{self.name}: {samples} samples announced, {kept.shape[0]} sent")

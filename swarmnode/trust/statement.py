@@ -62,7 +62,7 @@ def check(statement: wire.Statement) -> None:
     named = [statement.x, statement.tokens, statement.gradient]
     if statement.sent or statement.got:
         named += [statement.sent, statement.got]
-    if any(len(one) != FINGERPRINT_BYTES for one in named):
+    if {*map(len, named)} != {FINGERPRINT_BYTES}:
         raise RemoteFault(f"statement of {short(server)} with a fingerprint that is not {FINGERPRINT_BYTES} bytes long")
     if len(statement.signature) != SIGNATURE_BYTES or not verify(
         server, unsigned(_DOMAIN, statement), statement.signature

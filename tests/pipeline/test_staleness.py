@@ -142,7 +142,7 @@ def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
     first, last = (TorchReplica(run, stage) for stage in range(2))
     tokens = token_wire(token_batch(run.model))
     process = wire.Process(samples=4, purpose=wire.PURPOSE_TRAIN, itinerary=range(2))
-    hop = HopInput(process, tokens, tokens, replicas=1)
+    hop = HopInput(process, tokens, tokens)
     here = stage_context(run, 0, "", replica=first, telemetry=quiet)
     worker = StageWorker(here, lambda: 0.0, Trusting())
     for late, added in ((2, 0), (0, 4)):

@@ -193,8 +193,9 @@ class TorchReplica:
     def settle(self) -> None:
         try:
             self._twice(self.stage.settle)
-        finally:
+        except BaseException:
             self.stage.give_up()
+            raise
 
     def _twice(self, work: Callable[[], T]) -> T:
         """`work`; if memory runs out, once again with less. Raises Busy if it runs out again: then nothing of the
@@ -202,10 +203,12 @@ class TorchReplica:
         self._short = False
         try:
             return twice(work, self._relieve, stage_name(self.stage.part.stage))
-        finally:
-            self._short = False
+        except BaseException:
             if self.stage.unsettled is None:
                 self.stage.give_up()
+            raise
+        finally:
+            self._short = False
 
     def _again(self, work: Callable[[], T]) -> T:
         """A round's `work`; if memory runs out, once again without the graphs of microbatches. Raises LocalFault if it
@@ -232,8 +235,8 @@ class TorchReplica:
         self.stage.relieve()
 
     def mark(self, state: State | None = None) -> bytes:
-        moves = self.outer.steps_early or self.outer.splits  # in a round, one kind of weights before the other
-        if state is None and self.outer.round is not None and moves:
+        in_round = state is None and self.outer.round is not None
+        if in_round and (self.outer.steps_early or self.outer.splits):  # one kind of weights before the other
             return b""
         phi = self.outer.phi if state is None else torch.from_numpy(np.frombuffer(state.sections["phi"], "<f4").copy())
         few = phi[:: max(1, len(phi) // MARKED)].to("cpu", torch.float32)

@@ -11,14 +11,13 @@ from swarmnode.base.bounds.bound import Bound, Bounds
 from swarmnode.base.bounds.table import FIELDS, QUEUE_MAX, SAMPLES_MAX, SPEED_MAX, STAGES_MAX, STRIDE_MAX
 from swarmnode.base.errors import RemoteFault
 
-_BOUNDS = Bounds(FIELDS)
-
 M = TypeVar("M", bound=Message)
 
+_BOUNDS = Bounds(FIELDS)
 
-def check(message: Message) -> None:
-    """Raises RemoteFault unless every set field of `message` is within its range in the table."""
-    _BOUNDS.check(message)
+
+check = _BOUNDS.check
+"""Raises RemoteFault unless every set field of a message is within its range in the table."""
 
 
 def parse(kind: type[M], raw: bytes, what: str) -> M:

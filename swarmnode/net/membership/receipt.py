@@ -75,7 +75,10 @@ class WorkBook:
     def record_gradient(self, peer: PeerId, work: Work) -> None:
         """Record a microbatch of `work` that `peer` did for us: we sign for its machine's stages together."""
         peer = machine_of(peer)
-        done = self.done[peer] = self.done.get(peer, WorkDone())
+        done = self.done.get(peer)
+        if done is None:
+            done = self.done[peer] = WorkDone()
+        self.done.move_to_end(peer)
         done.add(work)
 
     def record_service(self, peer: PeerId, work: Work) -> None:

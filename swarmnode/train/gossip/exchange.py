@@ -175,6 +175,7 @@ class Gossip:
         self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
         self.behind: Callable[[int], bool] = lambda due: False  # whether to take the state of others before round `due`
         self.stepped: Callable[[StepReport], None] = lambda step: None  # told of inner steps that rounds take
+        self.met: Callable[[], None] = lambda: None  # called when `meeting` may have changed
         self._resting = False
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state
         self.idle.set()
@@ -533,6 +534,7 @@ class Gossip:
             self._finish(round_index)  # over before it came: it receives the next one
             return True
         self._absent = self._count_absent() + len(kept_out)
+        self.met()
         plan = self._plan(round_index, members)
         begun = self._spent()
         between = spent_since(self._ended, begun)
@@ -596,6 +598,7 @@ class Gossip:
                 self.strangers.record_try(peer in came, peer)
         if plan.others and not kept_out.issuperset(plan.others):
             self._met.add(min(1.0, took.count_believed(len(came)) / len(plan.others)))
+            self.met()
         lacking = not took.met if self._of_progress else took.is_far
         self.missed = lacking and self.weight.newcomer and plan.others_here
 

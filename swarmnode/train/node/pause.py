@@ -4,7 +4,7 @@ says "paused". After the pause the replica catches up with its stage before it s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -41,10 +41,10 @@ class StageSlot:
     def handler(self, method: str) -> Handler:
         """A handler for calls of `method`. Raises Unavailable for a call that comes while no stage is served."""
 
-        async def serve(peer: PeerId, call: Call) -> Answer:
+        def serve(peer: PeerId, call: Call) -> Awaitable[Answer]:
             if self.served is None:
                 raise Unavailable("this node has no stage yet")
-            return await self.served.handlers[method](peer, call)
+            return self.served.handlers[method](peer, call)
 
         return serve
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -211,7 +211,6 @@ class ServedStage(StageObserver):
 
     def __init__(self, context: NodeContext, joined: JoinedStage, served_before: int, tasks: asyncio.TaskGroup) -> None:
         """`served_before`: stages that this process served before; `tasks` run as long as the stage is served."""
-        manifest = context.manifest
         presence = context.presence
         telemetry = context.telemetry
         here = context.at(joined.stage, joined.replica)
@@ -225,14 +224,14 @@ class ServedStage(StageObserver):
         self._text = joined.text
         self.stage = joined.stage
         self.replica = joined.replica
-        self.backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
+        self.backlog = Backlog(tasks, context.manifest.limits.in_flight_max, telemetry)
         self.held_work = HeldWork(self.backlog)
         self._next_hop = NextHop(
-            context.run_id, context.transport, presence.routers, telemetry, manifest, presence.peer_table.swarm
+            context.run_id, context.transport, presence.routers, telemetry, context.manifest, presence.peer_table.swarm
         )
         self.judge = self._judge(tasks)
         self._next_hop.passed_over = self.judge.passed_over
-        self.hop = Hop(here, self._next_hop, self.backlog, history, self.judge, self._replicas, context.transport.work)
+        self.hop = Hop(here, self._next_hop, self.backlog, history, self.judge, context.transport.work)
         restored = joined.restored
         self.gossip = Gossip(
             here,
@@ -262,6 +261,8 @@ class ServedStage(StageObserver):
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind = self._fell_behind
         self.gossip.stepped = self.hop.record_step
+        self.gossip.met = self._count_replicas
+        self._count_replicas()
         self.gossip.butterfly.exclude = presence.exclude
         self.handlers: Mapping[str, Handler] = {  # of METHODS
             "process": self._in_service(self.hop.serve),
@@ -293,9 +294,11 @@ class ServedStage(StageObserver):
             asyncio.get_running_loop().call_later(HEARSAY_S, self.gossip.step_ended, feeder, ended)
         await self.gossip.step_begun(process.step)
 
-    def _replicas(self) -> int:
-        """The replicas of this stage whose steps rounds average."""
-        return self.gossip.meeting(self._here.swarm().sizes[self.stage])
+    def _count_replicas(self) -> None:
+        """Tell the worker how many replicas of this stage there are whose steps rounds average."""
+        table = self._context.presence.peer_table
+        self._shape = table.shape
+        self.hop.worker.replicas = self.gossip.meeting(table.swarm().sizes[self.stage])
 
     @classmethod
     @asynccontextmanager
@@ -689,10 +692,10 @@ class ServedStage(StageObserver):
     def _in_service(self, handler: Handler) -> Handler:
         """`handler`, which refuses calls while this node does not serve microbatches."""
 
-        async def serve(peer: PeerId, call: Call) -> Answer:
+        def serve(peer: PeerId, call: Call) -> Awaitable[Answer]:
             if self._context.presence.status.state not in GIVING:
                 raise Unavailable("this node does not serve yet")
-            return await handler(peer, call)
+            return handler(peer, call)
 
         return serve
 
@@ -738,8 +741,12 @@ class ServedStage(StageObserver):
 
     def on_progress(self) -> None:
         """The run's sample count grew: a round or a checkpoint may be due."""
-        if self.gossip.idle.is_set():  # else it is asked before the next round
-            self._fell_behind(self._context.presence.progress.total // self._context.manifest.gossip.round_samples)
+        presence = self._context.presence
+        if presence.peer_table.shape != self._shape:
+            self._count_replicas()
+        due = presence.progress.total // self._context.manifest.gossip.round_samples
+        if self.gossip.idle.is_set() and self._return.asks(due):  # else it is asked before the next round
+            self._fell_behind(due)
         self.gossip.on_progress()
         if self.checkpointer is not None:
             self.checkpointer.on_progress()

@@ -8,9 +8,10 @@ is a local one: nothing is copied, encoded or sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from swarmnode.base.errors import PeerTimeout, Refused, RemoteFault, Unavailable
 from swarmnode.base.ids import PeerId, machine_of, part_id, part_of, short, stage_name
@@ -41,8 +42,8 @@ class SharedTransport:
         known = self._served.get(method)
         if known is None:
             known = self._served[method] = {}
-            admit = partial(self._admit, method)
-            self.transport.serve(method, partial(self._serve, method), tensor_bytes_max=tensor_bytes_max, admit=admit)
+            admit = partial(_admit, known, method)
+            self.transport.serve(method, partial(_serve, known, method), tensor_bytes_max=tensor_bytes_max, admit=admit)
         known[part] = served
 
     def withdraw(self, part: int) -> None:
@@ -50,29 +51,14 @@ class SharedTransport:
         for known in self._served.values():
             known.pop(part, None)
 
-    def _find(self, method: str, part: int) -> _Served:
-        """Raises Unavailable where this machine is no such member."""
-        served = self._served.get(method, {}).get(part)
-        if served is None:
-            what = f"part for {stage_name(part - 1)}" if part else "node"
-            raise Unavailable(f"this machine has no {what} that answers {method}")
-        return served
-
-    def _admit(self, method: str, machine: PeerId, header: wire.Request) -> None:
-        served = self._find(method, header.to_part)
-        if served.admit is not None:
-            served.admit(_caller(machine, header), header)
-
-    async def _serve(self, method: str, machine: PeerId, call: Call) -> Answer:
-        served = self._find(method, call.header.to_part)
-        return await served.handler(_caller(machine, call.header), call)
-
     async def call_here(self, caller: PeerId, callee: PeerId, method: str, call: Call, timeout_s: float) -> Answer:
         """The answer of `callee`, another member of this machine. Raises as ports.Transport's `call`."""
         try:
             if method == "ping" and any(_field(callee) in known for known in self._served.values()):
                 return Answer(wire.Reply(pong=wire.Pong(payload=call.header.ping.payload)))
-            served = self._find(method, _field(callee))
+            served = self._served.get(method, {}).get(_field(callee))
+            if served is None:
+                raise _nobody(method, _field(callee))
             header = wire.Request()
             header.CopyFrom(call.header)
             if served.admit is not None:
@@ -127,15 +113,15 @@ class MemberTransport:
         """Answer no calls to this member any more."""
         self._shared.withdraw(self._part)
 
-    async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
+    def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Coroutine[Any, Any, Answer]:
         machine = machine_of(peer)
-        method = call.header.WhichOneof("body")
-        assert method is not None, "a call needs a body"
         if machine == self._transport.peer_id and peer != self._peer:
-            return await self._shared.call_here(self._peer, peer, method, call, timeout_s)
+            method = call.header.WhichOneof("body")
+            assert method is not None, "a call needs a body"
+            return self._shared.call_here(self._peer, peer, method, call, timeout_s)
         call.header.to_part = _field(peer)
         call.header.from_part = self._part
-        return await self._transport.call(machine, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+        return self._transport.call(machine, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
 
 
 def _field(peer: PeerId) -> int:
@@ -146,3 +132,25 @@ def _field(peer: PeerId) -> int:
 
 def _caller(machine: PeerId, header: wire.Request) -> PeerId:
     return part_id(machine, header.from_part - 1) if header.from_part else machine
+
+
+def _nobody(method: str, part: int) -> Unavailable:
+    what = f"part for {stage_name(part - 1)}" if part else "node"
+    return Unavailable(f"this machine has no {what} that answers {method}")
+
+
+def _admit(known: Mapping[int, _Served], method: str, machine: PeerId, header: wire.Request) -> None:
+    """Check the call of a member among the `known`, by part. Raises Unavailable where there is none."""
+    served = known.get(header.to_part)
+    if served is None:
+        raise _nobody(method, header.to_part)
+    if served.admit is not None:
+        served.admit(_caller(machine, header), header)
+
+
+def _serve(known: Mapping[int, _Served], method: str, machine: PeerId, call: Call) -> Awaitable[Answer]:
+    """The answer of a member among the `known`, by part. Raises Unavailable where there is none."""
+    served = known.get(call.header.to_part)
+    if served is None:
+        raise _nobody(method, call.header.to_part)
+    return served.handler(_caller(machine, call.header), call)

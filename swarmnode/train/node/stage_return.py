@@ -7,6 +7,7 @@ averaged into a newer one (net/membership/state_line.py).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 
 from swarmnode.base.ids import PeerId, stage_name
@@ -41,6 +42,8 @@ class StageReturn:
             LOST_PERIODS * limits.announce_period_s, context.ports.clock.unix_s(), presence.progress.total
         )
         self._in_vain = presence.run_progress.in_vain  # what was known to be trained in vain
+        self._asked_due = -1  # the round before which `behind` was asked last, and when
+        self._asked_s = -math.inf
 
     async def run(self) -> None:
         """Note how much this replica works, until cancelled."""
@@ -50,6 +53,15 @@ class StageReturn:
 
     def _tick(self) -> None:
         self._watch.tick(self._context.ports.clock.unix_s(), self._context.presence.progress.total, int(self._worked()))
+
+    def asks(self, due: int) -> bool:
+        """Whether to ask if this replica is `behind`: before each round, and at times in between."""
+        now_s = asyncio.get_running_loop().time()
+        if due == self._asked_due and now_s - self._asked_s < self._period_s:
+            return False
+        self._asked_due = due
+        self._asked_s = now_s
+        return True
 
     def settled(self) -> None:
         """This replica has the state of its stage."""

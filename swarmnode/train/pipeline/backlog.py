@@ -310,7 +310,9 @@ class Backlog:
         if not held.committed:
             return  # validation: repeating it does no harm
         self._count(key)
-        nbytes = sum(tensor.nbytes for tensor in answer.tensors) + 256
+        nbytes = 256
+        for tensor in answer.tensors:
+            nbytes += tensor.nbytes
         self._answers[key] = (answer, nbytes)
         self._answers_nbytes += nbytes
         while self._answers_nbytes > self._cache_bytes_max:

@@ -58,7 +58,10 @@ class _Numbers:
 
     def count(self, first: int, samples: int) -> int:
         """The number of these that were there before."""
-        return sum((self._words.get(word, 0) & mask).bit_count() for word, mask in _masks(first, samples))
+        known = 0
+        for word, mask in _masks(first, samples):
+            known += (self._words.get(word, 0) & mask).bit_count()
+        return known
 
     def add(self, first: int, samples: int) -> None:
         self.repeats += self.count(first, samples)
@@ -69,10 +72,12 @@ class _Numbers:
             del self._words[next(iter(self._words))]
 
 
-def _masks(first: int, samples: int) -> Iterator[tuple[int, int]]:
+def _masks(first: int, samples: int) -> list[tuple[int, int]]:
     """(word, its bits) of samples [first, first + samples)."""
+    masks: list[tuple[int, int]] = []
     end = first + samples
     for word in range(first // WORD, -(-end // WORD)):
         low = max(first, word * WORD) % WORD
         high = min(end, (word + 1) * WORD) - word * WORD
-        yield word, (1 << high) - (1 << low)
+        masks.append((word, (1 << high) - (1 << low)))
+    return masks

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -71,16 +71,14 @@ class RunningLoss:
 
 @dataclass(eq=False)
 class Hop:
-    """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`. `replicas` returns the
-    stage's replica count: each steps on its share of the inner batch. `history` records peers whose gradient or
-    input was trained on, `book` the work that is signed for."""
+    """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`. `history` records peers
+    whose gradient or input was trained on, `book` the work that is signed for."""
 
     here: StageContext
     next_hop: NextHop
     backlog: Backlog
     history: PeerHistory
     judge: Judge
-    replicas: Callable[[], int] = lambda: 1
     book: WorkBook = field(default_factory=WorkBook)
     step_begun: Callable[[wire.Process], Awaitable[None]] | None = None
     """Waits until this replica has the weights that a training microbatch of another stage needs."""
@@ -195,7 +193,7 @@ class Hop:
         """
         if self.step_begun is not None and process.step:
             await self.step_begun(process)
-        hop = HopInput(process, x, tokens, self.replicas(), held)
+        hop = HopInput(process, x, tokens, held)
         if process.position == len(process.itinerary) - 1:
             return await self._finish(hop)
         (y, pending), queued_s = await self._await_worker(Priority.FORWARD, self.worker.forward, hop)
@@ -229,8 +227,6 @@ class Hop:
                     self.judge.observe_answer(claim)
                     continue
                 work = partial(self.worker.backward, y, outcome, pending)
-                # The replicas may have changed while the gradient was under way.
-                hop = replace(hop, replicas=self.replicas())
                 result, queued_s = await self._await_worker(Priority.BACKWARD, work, hop)
             except RemoteFault as fault:
                 self.next_hop.blame(peer, next_stage, fault)

@@ -278,7 +278,7 @@ class NextHop:
                 outcome.retries += retries
                 outcome.queued_s += no_room_s
                 outcome.onward_s = loop.time() - begun - outcome.sent_s
-                if peer == self._mate(stage) and outcome.report is not None:
+                if self._swarm is not None and peer == self._mate(stage) and outcome.report is not None:
                     outcome.onward_s = _within(outcome.report.onward_s, outcome.onward_s)  # its time is our machine's
                 self.record_latency(stage, loop.time() - begun)
                 return outcome
@@ -301,7 +301,7 @@ class NextHop:
         the others get their microbatches from the stage before on their own machine (train/pipeline/span.py)."""
         router = self._routers[stage]
         now = asyncio.get_running_loop().time()
-        if inner := self._entries(stage)[1]:
+        if self._swarm is not None and (inner := self._entries(stage)[1]):
             peer, choice = router.choose(now, samples, {*tried, *inner})
             if peer is not None:
                 return peer, choice
@@ -345,8 +345,7 @@ class NextHop:
         asked: the first that is idle, else the one that would finish first. None if `deadline` passes meanwhile."""
         loop = asyncio.get_running_loop()
         router = self._routers[stage]
-        mate = self._mate(stage)
-        if self._keeps(mate, stage, samples, tried):
+        if self._swarm is not None and self._keeps(mate := self._mate(stage), stage, samples, tried):
             return mate, "on this machine"
         peer, choice = self._pick(stage, samples, tried)
         charged: dict[PeerId, float] = {}  # peer asked -> seconds charged

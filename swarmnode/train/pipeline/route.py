@@ -248,7 +248,10 @@ class Router:
 
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
-        return any(peer not in exclude and self._able(peer, now) for peer in self._peers)
+        for peer in self._peers:  # noqa: SIM110  a generator would be resumed for each
+            if peer not in exclude and self._able(peer, now):
+                return True
+        return False
 
     def record_answer(self, peer: PeerId, samples: int, seconds: float, coming_in_s: float = 0.0) -> float:
         """Record an answer after `seconds` for `samples`, without later stages, of which the microbatch took

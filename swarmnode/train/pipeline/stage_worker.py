@@ -38,13 +38,12 @@ OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; r
 
 @dataclass(frozen=True, slots=True)
 class HopInput:
-    """A microbatch as it arrived at this stage. `replicas` share the stage's inner batch. `held` decides whether its
-    gradient counts; None: it always does. `early`: the stage before waits for the gradient of `x`."""
+    """A microbatch as it arrived at this stage. `held` decides whether its gradient counts; None: it always does.
+    `early`: the stage before waits for the gradient of `x`."""
 
     process: wire.Process
     x: WireTensor
     tokens: WireTensor
-    replicas: int
     held: InFlight | None = None
     train: bool = field(init=False)
     early: bool = field(init=False)
@@ -90,7 +89,10 @@ class StageWorker:
         self._now = now
         self._judge = judge
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
+        self._averages_gradients = averages_gradients(manifest)
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
+        self.replicas = 1
+        """Replicas of the stage, which share its inner batch. Told when it changes, on any thread."""
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
         self._settled = settled
         self._out_of_memory = replica.out_of_memory  # times that memory ran out, as counted
@@ -124,7 +126,7 @@ class StageWorker:
         try:
             claim = self._measured(claim)
             self._replica.settle()
-            step = self._step(hop.replicas)
+            step = self._step()
         except Busy:  # told as OUT_OF_MEMORY: the gradients that had come together are dropped
             pass
         except LocalFault as fault:
@@ -144,7 +146,7 @@ class StageWorker:
         steps = self._replica.inner_steps
         used = self.pending.nbytes + self._tape_nbytes_last + self._replica.held_nbytes
         room = used <= self._tape_max >> min(self._replica.out_of_memory, HALVINGS_MAX)
-        late = hop.train and self._late(hop.replicas)
+        late = hop.train and self._late()
         y, tape = self._replica.forward(hop.x, keep=hop.train, graph=room, tokens=hop.tokens, late=late)
         if tape is None:
             return y, None
@@ -230,25 +232,26 @@ class StageWorker:
         Where no stage is before, with the step."""
         step = None
         if hop.train and not hop.early:
-            step = self._step(hop.replicas)
+            step = self._step()
             claim = self._measured(claim)
         prints = None
         if gradient is not None:
             prints = self._judge.prints(hop.process, (hop.x, hop.tokens, gradient), claim, mark, steps)
         return StageResult(gradient, prints, step, claim, hop.early)
 
-    def _late(self, replicas: int) -> bool:
+    def _late(self) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
         batch."""
-        if averages_gradients(self._here.manifest):
+        if self._averages_gradients:
             return False  # nobody steps while microbatches of a step are under way
         waiting = self._replica.accumulated + self.pending.samples
-        return waiting >= replica_share(self._here.manifest, replicas)
+        return waiting >= replica_share(self._here.manifest, self.replicas)
 
-    def _step(self, replicas: int) -> StepReport | None:
+    def _step(self) -> StepReport | None:
         """Take an inner step if the batch is complete."""
         accumulated = self._replica.accumulated
         manifest = self._here.manifest
+        replicas = self.replicas
         if accumulated < replica_share(manifest, replicas):
             return None
         inner = manifest.inner
