@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 
 from swarmnode.app.cli.main import main
+from swarmnode.app.cli.schema import schema_of
 from swarmnode.app.local.conversation import pieces
 from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.model.export import read_tensors
@@ -42,6 +44,7 @@ def test_export_gives_transformers_the_same_logits(session: Path, tmp_path: Path
     for kind in ("stages", "checkpoint"):
         out = tmp_path / kind
         code, text, _ = said("export", str(session), "--out", str(out), "--from", kind, "--json")
+        jsonschema.validate(json.loads(text), schema_of("export"))
         assert code == 0 and json.loads(text)["replicas"] == (2 if kind == "stages" else 1)
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
         ids = tokenizer("the quick", return_tensors="pt")["input_ids"][0].tolist()
@@ -58,6 +61,7 @@ def test_eval_tells_the_mean_from_the_replicas(session: Path, tmp_path: Path, sa
     code, text, error = said("eval", str(session), "--last", *cache)
     assert code == 0, error
     found = json.loads(text)
+    jsonschema.validate(found, schema_of("eval"))
     assert found["kind"] == "saved stages" and found["samples"] == 512 and found["tokens"] == 8 * TINY.context
     assert len(found["replicas"]) == 2 and found["spread"] > 0
     losses = [row["loss"] for row in found["replicas"]]
@@ -123,6 +127,7 @@ def test_generate_says_the_same_for_the_same_seed(session: Path, said) -> None: 
     texts = [said(*ask, "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2] and texts[0].startswith("the ")
     code, text, _ = said(*ask, "--json", "--seed", "1")
+    jsonschema.validate(json.loads(text), schema_of("generate"))
     assert code == 0 and json.loads(text)["text"] + "\n" == texts[0]
 
 

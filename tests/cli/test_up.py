@@ -5,10 +5,12 @@ import json
 import pathlib
 from dataclasses import replace
 
+import jsonschema
 import pytest
 
 import swarmnode
 from swarmnode.app.cli.main import main
+from swarmnode.app.cli.schema import schema_of
 from swarmnode.app.daemon import ready_file
 from swarmnode.app.daemon.ready_file import Ready
 from swarmnode.app.local.run_folder import prepare
@@ -83,6 +85,7 @@ def test_json_is_the_only_thing_on_stdout(run: pathlib.Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert captured.out.count("\n") == 1
+    jsonschema.validate(found, schema_of("up"))
     assert found["exit_reasons"] == {"node-00": "left", "node-01": "left"}
     assert found["run"] in captured.err
     assert code == 2  # the stand-ins save no stages, so that no model can be exported

@@ -7,9 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from swarmnode.app.cli.main import main
+from swarmnode.app.cli.schema import schema_of
 from swarmnode.app.machine.checkup import (
     HealthCheck,
     device_fix,
@@ -46,6 +48,7 @@ def test_the_worst_decides_the_exit_code() -> None:
 def test_doctor_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--home", str(tmp_path / "node"), "--json"])
     seen = json.loads(capsys.readouterr().out)
+    jsonschema.validate(seen, schema_of("doctor"))
     assert code == seen["exit_code"] == 0, seen
     assert {"system", "device", "memory", "home", "disk", "p2pd", "clock"} <= {row["name"] for row in seen["checks"]}
     assert main(["doctor", "--home", str(tmp_path / "node"), "--device", "cuda:9"]) == 20

@@ -66,6 +66,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "This program": {
         "config": "settings and their origin",
+        "schema": "the JSON Schema of what a verb prints with --json",
         "identity": "this machine's peer id",
         "completion": "print a shell completion script",
     },

@@ -282,7 +282,10 @@ ROUND_MAX = 1 << 53
 @click.option("--from-round", type=click.IntRange(0, ROUND_MAX), help="First round with it.  [default: a minute ahead]")
 @click.option("--home", type=FOLDER, help="The coordinator's.  [default: ~/.local/share/swarmnode/coordinator]")
 @click.option("--list", "lists", is_flag=True, help="Print the amendments so far.")
-def amend(run: Path, changes: tuple[str, ...], from_round: int | None, home: Path | None, lists: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print all amendments as a JSON list.")
+def amend(
+    run: Path, changes: tuple[str, ...], from_round: int | None, home: Path | None, lists: bool, as_json: bool
+) -> None:
     """Change fields of RUN's manifest from a round on. RUN is a folder with its owner's key; manifest.toml stays as it
     is, and so do the run's id, invites and history.
 
@@ -293,8 +296,7 @@ def amend(run: Path, changes: tuple[str, ...], from_round: int | None, home: Pat
     from swarmnode.run.manifest import amended, sign_folder
 
     if lists:
-        for line in chain_of(run).lines():
-            click.echo(line)
+        _show_amendments(chain_of(run), as_json)
         return
     if not changes:
         raise click.UsageError("give FIELD=VALUE, for example inner.muon_learning_rate=1e-3, or --list")
@@ -314,7 +316,29 @@ def amend(run: Path, changes: tuple[str, ...], from_round: int | None, home: Pat
     if from_round is None:
         from_round = round_ahead(home or default_home("coordinator"), newest.gossip.round_samples)
     chain, made = append(run, key, from_round, values)
-    click.echo(chain.text(made))
+    if as_json:
+        _show_amendments(chain, as_json)
+    else:
+        click.echo(chain.text(made))
+
+
+def _show_amendments(chain: Amendments, as_json: bool) -> None:
+    """Print all amendments of `chain`, oldest first."""
+    if not as_json:
+        for line in chain.lines():
+            click.echo(line)
+        return
+    rows = [
+        {
+            "serial": one.serial,
+            "from_round": one.from_round,
+            "values": dict(one.values),
+            "owners": [key.hex() for key in one.owners],
+            "text": chain.text(one),
+        }
+        for one in chain.chain
+    ]
+    click.echo(json.dumps(rows))
 
 
 def _value(text: str) -> object:
@@ -336,6 +360,7 @@ _NAME = re.compile(r"[0-9a-f]{16}\Z")
 @click.option("--revoke", multiple=True, metavar="NAME", help="Revoke an invite for all its machines.")
 @click.option("--least-version", metavar="VERSION", help="Admit this version of swarmnode or newer; 0: any.")
 @click.option("--remove", multiple=True, metavar="PEER_ID", help="Remove a machine from both lists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as one JSON object.")
 def access(
     run: Path,
     allow: tuple[str, ...],
@@ -343,6 +368,7 @@ def access(
     revoke: tuple[str, ...],
     remove: tuple[str, ...],
     least_version: str | None,
+    as_json: bool,
 ) -> None:
     """Change the access list of RUN, a folder with its owner's key, and print it: a word and a name per line.
 
@@ -376,6 +402,21 @@ def access(
     )
     if allow or ban or revoke or remove or least_version is not None:
         access_list = write_list(run, key, fresh)
+    _show_list(access_list, as_json)
+
+
+def _show_list(access_list: AccessList, as_json: bool) -> None:
+    """Print who may take part by `access_list`, and who may not."""
+    if as_json:
+        shown = {
+            "allowed": sorted(access_list.allowed),
+            "banned": sorted(access_list.banned),
+            "revoked": sorted(name.hex() for name in access_list.revoked),
+            "least_version": access_list.least_version,
+            "sequence": access_list.sequence,
+        }
+        click.echo(json.dumps(shown))
+        return
     for word, names in (("allowed", access_list.allowed), ("banned", access_list.banned)):
         for peer in sorted(names):
             click.echo(f"{word} {peer}")

@@ -36,6 +36,7 @@ TEXT_TOKENS = 120  # of each text in the report; guess
 @click.option("--listen", type=LISTEN, help="Let other machines join, too: /ip4/0.0.0.0/tcp/4001. Prints their line.")
 @click.option("--chat/--no-chat", default=True, help="End with a page on which you talk with the model.")
 @click.option("--port", type=PORT, default=0, show_default="any", help="Of that page, on this machine only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the recipes as a JSON list.")
 def command(
     recipe: str | None,
     folder: Path | None,
@@ -46,6 +47,7 @@ def command(
     listen: str | None,
     chat: bool,
     port: int,
+    as_json: bool,
 ) -> int:
     """Make a model by a recipe, on this machine and those that join: its data, its run, the training, a report, and a
     page on which you talk with it. Without RECIPE it lists the recipes; RECIPE may be a file of your own.
@@ -55,9 +57,10 @@ def command(
     """
     from swarmnode.app.local import starter
 
+    if as_json and recipe is not None:
+        raise click.UsageError("--json lists the recipes: leave out RECIPE")
     if recipe is None:
-        for name in starter.names():
-            _tell(starter.read(name))
+        _tell([starter.read(name) for name in starter.names()], as_json)
         return 0
     made = starter.read(recipe)
     if model is not None and not made.model:
@@ -73,9 +76,17 @@ def command(
     return begun.talk(port) if chat and made.chat else 0
 
 
-def _tell(made: Starter) -> None:
-    click.echo(f"swarmnode quickstart {made.name}\n    {made.title}\n    {made.about}")
-    click.echo(f"    --text: {made.what}\n    needs {made.needs}; takes {made.takes}\n")
+def _tell(recipes: Sequence[Starter], as_json: bool) -> None:
+    if as_json:
+        keys = ("name", "title", "about", "needs", "takes", "nodes")
+        shown = [
+            {key: getattr(made, key) for key in keys} | {"text": made.what, "samples": made.length} for made in recipes
+        ]
+        click.echo(json.dumps(shown))
+        return
+    for made in recipes:
+        click.echo(f"swarmnode quickstart {made.name}\n    {made.title}\n    {made.about}")
+        click.echo(f"    --text: {made.what}\n    needs {made.needs}; takes {made.takes}\n")
 
 
 class Begun:

@@ -16,6 +16,8 @@ from swarmnode.app.control import client
 from swarmnode.base.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.base.metrics.events import nbytes_text
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object: all limits, and what they do now.")
+
 
 def _ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
     """The daemon's reply; prints its verdict on stderr: `paused: snoozed; until 14:05`."""
@@ -45,29 +47,35 @@ def ui(home: Path, port: int) -> None:
 @click.command(short_help="pause the node, until `resume` or for a time")
 @click.option("--for", "for_s", type=DURATION, help="90s, 30m or 2h.  [default: until `resume`]")
 @home_option
-def pause(for_s: float | None, home: Path) -> None:
+@JSON
+def pause(for_s: float | None, home: Path, as_json: bool) -> None:
     """Finish held work and take no new work until `swarmnode resume`, or for a time. The stage stays in memory; peers
     are told, and when to expect the node back.
 
     Exit code 69 if no node runs in --home.
     """
     if for_s is not None:
-        _ask_limits(home, "pause", for_s=for_s, reason="snoozed")
+        reply = _ask_limits(home, "pause", for_s=for_s, reason="snoozed")
     else:
-        _ask_limits(home, "pause", reason="asked to pause")
+        reply = _ask_limits(home, "pause", reason="asked to pause")
+    if as_json:
+        click.echo(json.dumps(reply, sort_keys=True))
 
 
 @click.command(short_help="end a pause")
 @home_option
-def resume(home: Path) -> None:
+@JSON
+def resume(home: Path, as_json: bool) -> None:
     """End `pause`. Limits still apply: outside its hours a node stays paused."""
-    _ask_limits(home, "resume")
+    reply = _ask_limits(home, "resume")
+    if as_json:
+        click.echo(json.dumps(reply, sort_keys=True))
 
 
 @click.command(short_help="show or change the limits of the running node")
 @limit_options
 @home_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@JSON
 def limit(home: Path, as_json: bool, **limits: str | None) -> None:
     """Change limits of the node in --home ("none" removes one), at once and until it stops; print all of them.
 
