@@ -19,6 +19,8 @@ from swarmsim.life import simulate as live
 from swarmsim.outcome import Outcome
 from swarmsim.scenario import Scenario, chosen, shorter
 
+NOISE = "A thin line is another seed, ± their standard deviation. Below .03 nat, one seed shows nothing: take three."
+
 
 class HasHistory(Protocol):
     """A run of `swarmnode.connect` or the outcome of `simulate`."""
@@ -55,14 +57,15 @@ class Comparison:
 
     def svg(self) -> str:
         """Held-out loss over samples, a curve for each run, thin ones for further seeds, as a picture for a page or a
-        file."""
+        file. A name has the spread of its seeds, and a line below says what a difference means."""
+        spread = {row["name"]: row["spread"] for row in self.rows()}
         curves = []
         for at, (name, runs) in enumerate(self.histories.items()):
             for seed, run in enumerate(runs):
-                title = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
+                title = f"{name}, {len(runs)} seeds ± {spread[name]:.2g}" if len(runs) > 1 else f"{name}, one seed"
                 points = [(n, loss) for n, _, loss in sorted(run.validations) if n]
                 curves.append(Curve("" if seed else title, COLOURS[at % len(COLOURS)], points))
-        picture = drawing(curves, "samples", "held-out nats a token")
+        picture = drawing(curves, "samples", "held-out nats a token", note=NOISE)
         return picture.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1)  # a file of its own needs it
 
     def _repr_html_(self) -> str:

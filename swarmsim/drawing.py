@@ -11,9 +11,9 @@ from typing import Any
 WIDTH = 900
 HEIGHT = 400
 LEFT = 60
-RIGHT = 170
+RIGHT = 230
 TOP = 16
-BOTTOM = 46
+BOTTOM = 62
 COLOURS = ("#06c", "#c50", "#080", "#a0a", "#c09000", "#088")
 TICKS = (1.0, 2.0, 5.0)
 STYLE = (
@@ -34,8 +34,9 @@ class Curve:
     dashed: bool = False
 
 
-def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | None = None) -> str:
-    """Curves over a logarithmic axis as SVG, each with its name at its end; "" when there is none."""
+def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | None = None, note: str = "") -> str:
+    """Curves over a logarithmic axis as SVG, each with its name at its end; "" when there is none. `note` stands
+    below."""
     lines = [line for line in lines if line.points]
     if not lines:
         return "<p>not measured</p>"
@@ -71,7 +72,8 @@ def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | Non
         parts.append(f"<polyline points='{points}' fill='none' stroke='{line.colour}' stroke-width='{width}'{dashes}/>")
     named = [line for line in lines if line.name]
     parts += _names(named, [y(line.points[-1][1]) for line in named], [x(line.points[-1][0]) for line in named])
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 6, x_name, "middle"))
+    parts.append(_text((LEFT + right) / 2, bottom + 36, x_name, "middle"))
+    parts += [_text(LEFT, HEIGHT - 6, note, "start")] if note else []
     parts.append(
         f"<text transform='translate(14 {(TOP + bottom) / 2:.0f}) rotate(-90)' text-anchor='middle'>{y_name}</text>"
     )

@@ -153,7 +153,9 @@ def test_runs_are_compared_at_the_samples_that_all_reached() -> None:
     assert first["spread"] == pytest.approx(0.2 / 2**0.5) and second["spread"] is None
     assert first["sent_nbytes"] == 10_000 and first["time_s"] == 1000.0
     texts = "".join(ElementTree.fromstring(compared.svg()).itertext())
-    assert texts.count("a, 2 seeds") == 1 and texts.count("b") == 1, "a file of its own, one name for all seeds"
+    assert texts.count("a, 2 seeds ± ") == 1 and texts.count("b, one seed") == 1, (
+        "a file of its own, one name for all seeds"
+    )
     assert compared.svg().count("<polyline") == 3 and "<table" in compared._repr_html_()
 
 

@@ -148,6 +148,19 @@ def test_the_readme_stays_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
+def test_a_page_that_names_a_benchmark_says_where_it_is_run() -> None:
+    """Most of them compare methods or whole swarms, and are not in the wheel."""
+    in_wheel = re.compile(r"swarmnode bench (?!gpu\b|wan\b|foreground\b)[a-z-]+")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    naming = [page for page in pages if in_wheel.search(page.read_text())]
+    made = {
+        "manifest.md",
+        "architecture.md",
+    }  # made from the code, whose reader has a checkout; for those who change it
+    assert len(naming) > 5
+    assert not [page.name for page in naming if "from a checkout" not in page.read_text() and page.name not in made]
+
+
 def test_figures_of_the_readme_stand_beside_a_command() -> None:
     """Each paragraph or item with a number outside links and code names what prints it."""
     prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)

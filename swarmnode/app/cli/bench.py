@@ -56,7 +56,26 @@ def _text(value: object) -> str:
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group(short_help="measure this machine")
+class Benchmarks(click.Group):
+    """Says where the benchmarks are that a page names and the wheel has not."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if args[0].startswith("-"):
+                raise
+            here = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(
+                f"no benchmark {args[0][:40]!r} here: there are {here}. Those that compare methods and whole swarms are"
+                " in a checkout of the sources: `make setup` there, then .venv/bin/swarmnode bench",
+                ctx,
+            ) from None
+
+
+@click.group(cls=Benchmarks, short_help="measure this machine")
 def command() -> None:
     """Benchmarks on this machine. Each command measures both sides of its comparison and prints the results."""
 
