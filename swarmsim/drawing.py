@@ -35,8 +35,7 @@ class Curve:
 
 
 def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | None = None, note: str = "") -> str:
-    """Curves over a logarithmic axis as SVG, each with its name at its end; "" when there is none. `note` stands
-    below."""
+    """Curves over a logarithmic axis as SVG, each with its name at its end; "" without any. `note` stands below."""
     lines = [line for line in lines if line.points]
     if not lines:
         return "<p>not measured</p>"
