@@ -20,7 +20,7 @@ from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io, tensorfile
 from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.keep.recovery.resumption import SavedStages
+from swarmnode.keep.recovery.resumption import EarlierCut, SavedStages
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import split
 from swarmnode.net.membership.progress import to_message
@@ -104,6 +104,26 @@ async def test_a_home_keeps_one_state_of_a_stage_unless_an_older_one_has_more_sa
     assert await samples_kept(1, 3, 300) == [(1, 300), (0, 200)]
     assert await samples_kept(1, 1, 50) == [(1, 300), (0, 200), (1, 50)], "a run that began again"
     assert await samples_kept(1, 2, 60) == [(1, 300), (0, 200), (1, 60)]
+
+
+async def test_a_home_is_rid_of_former_cuts_and_of_what_was_half_written(tmp_path: Path) -> None:
+    async def saved_in(cut: int, round_index: int, earlier: int | None = None) -> list[str]:
+        before = None if earlier is None else EarlierCut(earlier, run_of(2), 0)
+        stages = SavedStages(FolderStore(tmp_path), Origin.of(run_of(2), RUN), cut, before)
+        state = state_of(2, 1)
+        shapes = shapes_of(2, 1)
+        progress = to_message({PEERS[0]: 100 * round_index})
+        await stages.save(state, shapes, stage=1, round_index=round_index, peer=PEERS[0], progress=progress)
+        return sorted(path.name for path in tmp_path.glob("*/*"))
+
+    first = await saved_in(0, 1)
+    (path,) = tmp_path.rglob("stage-1.json")
+    path.unlink()
+    assert await saved_in(0, 2) == ["round-000000002-stage-1"] != first, "what was half written is gone"
+    both = ["round-000000002-stage-1", "round-000000003-cut-1-stage-1"]
+    assert await saved_in(1, 3, earlier=0) == both, "the cut before is read again"
+    assert await saved_in(2, 4, earlier=1) == ["round-000000003-cut-1-stage-1", "round-000000004-cut-2-stage-1"]
+    assert len(await saved_in(1, 3, earlier=0)) == 2, "a later cut, of which this process has not heard, stays"
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[" * 3000, b'{"stage": 1e999, "round": []}', b"\xff" * 100, None])

@@ -105,6 +105,7 @@ async def newest_of(store: Store, run_id: RunId) -> Resumption | None:
 
 
 KEPT = CheckpointSpec().keep  # saved stages that stay in a home, whatever stages they are of
+LABEL = re.compile(r"round-(?P<round>\d+)(-cut-(?P<cut>\d+))?-(?P<stage>stage-\d+)")
 SAVED = re.compile(r".*/round-\d+(-cut-(?P<cut>\d+))?-(stage-\d+)/\3\.json")
 
 
@@ -223,6 +224,22 @@ class SavedStages:
             older = mine < at < len(self.found) and old.checkpoint.parts[0].stage == stage
             if at != mine and (older or at >= KEPT):
                 await RunStore(self._store, old.checkpoint.origin.run_id).delete(old.checkpoint.label)
+        await self._clean(round_index)
+
+    async def _clean(self, round_index: int) -> None:
+        """Delete what is never read again: saved stages of cuts before the last one, and half-written ones of rounds
+        before `round_index`, whose writer was killed. Raises LocalFault."""
+        assert self._store is not None
+        run = RunStore(self._store, self._origins[self._cut].run_id)
+        least = 0 if self._earlier is None else self._earlier.cut
+        for label, files in (await run.labels()).items():
+            whose = LABEL.fullmatch(label)
+            if whose is None:
+                continue
+            cut = int(whose["cut"] or 0)
+            torn = cut == self._cut and int(whose["round"]) < round_index and f"{whose['stage']}.json" not in files
+            if cut < least or torn:
+                await run.delete(label)
 
 
 def _age(saved: Resumption) -> tuple[int, int, int]:
