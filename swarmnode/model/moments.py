@@ -139,7 +139,7 @@ class MomentSection:
     def __init__(self, pieces: Sequence[tuple[int, Moments | None]], count: int) -> None:
         """`pieces`: first element and moments, ascending and without a gap; None: of frozen parameters, zeros without
         memory. `count`: N."""
-        ends = [*(first for first, _ in pieces[1:]), count]
+        ends = [*(first for first, _ in pieces[1:]), count] if pieces else []
         self._pieces = [(first, end, kept) for (first, kept), end in zip(pieces, ends, strict=True)]
         self._count = count
 

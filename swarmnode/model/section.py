@@ -5,7 +5,8 @@
     momentum    [P]   of the outer optimizer; missing where gossip.alpha is 0, which never reads it
     table       [V D] this end's part of a tied model's table; only where both ends train it (tied_table.py)
     exp_avg     [P]   first moments
-    exp_avg_sq  [Q]   second moments of the elements stepped by AdamW, in the order of the flat buffer
+    exp_avg_sq  [Q]   second moments of the elements stepped by AdamW, in the order of the flat buffer; missing where
+                      there are none
 
 P is every trained parameter of the stage (adapter.py). Muon's matrices, nearly all of a large stage, have no second
 moment. So a replica with plain averaging and Muon keeps 12 bytes a parameter instead of 20, and sends 8 instead of 12.
@@ -74,6 +75,8 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
     shapes = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
     if constants(manifest.gossip).alpha == 0.0:
         del shapes["momentum"]
+    if not seconds:  # adapters stepped by Muon alone
+        del shapes["exp_avg_sq"]
     shapes["table"] = tied_table(manifest, part)
     if not shapes["table"]:
         del shapes["table"]

@@ -169,8 +169,10 @@ def test_a_frozen_format_is_near_the_weight_and_as_large_as_planned(kind: str, e
         assert held - tables + norms == frozen_nbytes(run, stage.part)
 
 
-def test_only_adapters_are_kept_sent_and_loaded() -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_only_adapters_are_kept_sent_and_loaded(optimizer: str) -> None:
     run = adapting()
+    run = replace(run, inner=replace(run.inner, optimizer=optimizer))
     one = TorchReplica(run, 1)
     other = TorchReplica(run, 1)
     part = one.stage.part
@@ -183,6 +185,7 @@ def test_only_adapters_are_kept_sent_and_loaded() -> None:
     other.load(state)
     assert torch.allclose(one.stage.theta, other.stage.theta, atol=2**-6)
     assert one.outer.message_nbytes < 5 * count
+    assert ("exp_avg_sq" in state.sections) == (optimizer == "adamw")
 
 
 @pytest.mark.parametrize("autocast", [False, True])
