@@ -9,7 +9,7 @@ from swarmnode.run.gossip_rules import CodecRules, MethodRules
 WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")
 UNBIASED = ("e3m0", "ternary")
-NEAREST = ("lloyd4", "lloyd3", "lloyd2")
+NEAREST = ("lloyd4", "lloyd3", "lloyd2", "huffman")
 SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
 
@@ -26,6 +26,7 @@ CODECS = (
     CodecRules("lloyd4", "swarmnode_methods.lloyd:Lloyd4", of_delta=True, nbytes=0.54, coding_ns=8.3),
     CodecRules("lloyd3", "swarmnode_methods.lloyd:Lloyd3", of_delta=True, nbytes=0.41, coding_ns=12.2),
     CodecRules("lloyd2", "swarmnode_methods.lloyd:Lloyd2", of_delta=True, nbytes=0.29),
+    CodecRules("huffman", "swarmnode_methods.huffman:Huffman", of_delta=True, nbytes=0.52, coding_ns=19.0),
     CodecRules("topk", "swarmnode_methods.topk:TopKWarm", of_delta=True),
     CodecRules("topk512", "swarmnode_methods.topk:TopK512", of_delta=True),
     CodecRules("topk64", "swarmnode_methods.topk:TopK64", of_delta=True),

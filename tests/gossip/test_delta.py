@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from swarmnode.base.errors import ManifestError, RemoteFault
-from swarmnode.base.ports import Packet
+from swarmnode.base.ports import Packet, WireTensor
 from swarmnode.train.gossip.compression import codec
 from swarmnode_methods.delta import DECAY, DeltaCodec
 from swarmnode_methods.partial_average import PartialAverage
@@ -18,7 +19,7 @@ from swarmnode_methods.topk import KERNELS, TopK
 
 pytestmark = pytest.mark.node  # some seconds
 
-NEAREST = ("lloyd4", "lloyd3", "lloyd2")
+NEAREST = ("lloyd4", "lloyd3", "lloyd2", "huffman")
 NAMES = ("e3m0", "ternary", *NEAREST, "topk512", "topk64", "topk", "powersgd")
 UNBIASED = ("e3m0", "ternary")
 SIZES = (1, 64, 100, 4096, 4100, 140_000)
@@ -118,7 +119,9 @@ def test_the_mean_over_chance_is_exact(name: str) -> None:
     assert float(((total / count - flat).abs() / deviation).max()) < 6
 
 
-@pytest.mark.parametrize(("name", "error"), [("lloyd4", 0.009), ("lloyd3", 0.036), ("lloyd2", 0.145)])
+@pytest.mark.parametrize(
+    ("name", "error"), [("lloyd4", 0.009), ("lloyd3", 0.036), ("lloyd2", 0.145), ("huffman", 0.134)]
+)
 def test_nearest_levels_lose_little_of_normal_numbers(name: str, error: float) -> None:
     """Not much more than Max's quantisers for these (1960, table I): .0095, .0345 and .1175."""
     flat = torch.randn(64 * 2000, generator=torch.Generator().manual_seed(1))
@@ -134,7 +137,9 @@ def test_nearest_levels_lose_little_of_normal_numbers(name: str, error: float) -
 
 def test_layouts_of_nearest_levels_are_frozen() -> None:
     """A change here would make two versions misread each other: it needs a new codec name."""
-    found = {name: hashlib.sha256(bytes(codec(name).encode(heavy(300_001))[0].data)).hexdigest() for name in NEAREST}
+    found = {
+        name: hashlib.sha256(bytes(codec(name).encode(heavy(300_001))[0].data)).hexdigest() for name in FROZEN_NEAREST
+    }
     assert found == FROZEN_NEAREST
 
 
@@ -143,6 +148,40 @@ FROZEN_NEAREST = {
     "lloyd3": "1c25f3a8df35df8ca2eb4b3811adce7befcfefe4a4d180ac4635a1b30da9011f",
     "lloyd2": "eb5e9f17d9a3f9849cd45ce8b541ed7b0a6ebd1bd977684c40a178dc8bd60f58",
 }
+
+
+def test_the_layout_of_huffman_is_read_from_any_stream() -> None:
+    """Bytes of DEFLATE differ between builds of zlib, so that what is frozen is how they are read."""
+    steps = bytes.fromhex("003f 803f")  # .5 and 1 in bfloat16
+    codes = bytes.fromhex("9a" + "88" * 126 + "f7" + "81" + "88" * 127)  # 2, 1, zeros, -1, 7; -7, zeros
+    expected = torch.zeros(300)
+    expected[:2] = torch.tensor([1.0, 0.5])
+    expected[254:257] = torch.tensor([-0.5, 3.5, -7.0])
+    for level in (0, 9):
+        stream = zlib.compressobj(level, zlib.DEFLATED, -15)
+        short = stream.compress(codes) + stream.flush()
+        for sent in (short, codes) if len(short) < len(codes) else (codes,):
+            data = len(sent).to_bytes(4, "little") + steps + sent
+            out = torch.empty(300)
+            codec("huffman").decode([WireTensor("f32", (300,), data, "huffman")], out)
+            assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        zlib.compress(b"\x88" * 256)[2:-4] + b"\0",  # something follows
+        zlib.compress(b"\x88" * 255)[2:-4],  # an element is missing
+        zlib.compress(b"\x88" * 1_000_000)[2:-4],  # a million come of a few
+        b"\xff" * 100,  # no stream
+    ],
+)
+def test_streams_of_other_lengths_are_refused(codes: bytes) -> None:
+    data = len(codes).to_bytes(4, "little") + bytes.fromhex("003f 803f") + codes
+    with pytest.raises(RemoteFault, match="huffman packet"):
+        codec("huffman").check([WireTensor("f32", (300,), data, "huffman")], 300)
+    with pytest.raises(RemoteFault, match="huffman packet"):
+        codec("huffman").check([WireTensor("f32", (300,), data[:-1], "huffman")], 300)
 
 
 def test_places_that_do_not_ascend_are_refused() -> None:

@@ -76,7 +76,7 @@ def test_members_with_unequal_shares_take_the_steps_of_one_process(optimizer: st
             torch.testing.assert_close(one.stage.theta, plain.stage.theta, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("codec", ["int8", "e3m0", "lloyd4", "lloyd2"])
+@pytest.mark.parametrize("codec", ["int8", "e3m0", "lloyd4", "lloyd2", "huffman"])
 def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec: str) -> None:
     found = members(manifest(codec))
     for step in range(1, 4):
