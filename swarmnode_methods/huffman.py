@@ -1,4 +1,4 @@
-"""As few bits as a gradient's numbers need: a uniform quantiser with a wide zero, and an entropy code for its numbers.
+"""Gradients in some 1.6 bits a weight: a uniform quantiser with a wide zero, and an entropy code for its numbers.
 
     s    = STEP times the root mean square of a block of 256, rounded up to bfloat16
     q    = sign(x) floor(|x| / s + 1/2 - DEAD), at most 7
@@ -119,7 +119,7 @@ class Huffman(DeltaCodec):
         )
 
     def least_nbytes(self, parameters: int) -> int:
-        """As many as gradients usually need."""
+        """The bytes of usual gradients."""
         return self.nbytes(parameters) - plain_nbytes(parameters) + round(parameters * USUAL_BITS / 8)
 
     @torch.no_grad()

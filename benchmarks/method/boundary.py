@@ -19,6 +19,7 @@ would send: activations there, their gradients back. A setting is [MAP+]THERE[:B
     learnedK       Z = (X - E1[t] P) A, X' = Z A^T + E2[t] P: A [D, K] orthonormal and learned, E1, E2 [V, K] learned, P
                    fixed and orthonormal. A <- polar(A - a polar(m)), m the mean of g - A sym(A^T g), a a tenth of
                    Muon's rate [MAPL, 2606.05484]
+    anchorsK       X' = X - E1[t] P + E2[t] P: the tables of learnedK alone, and all numbers of a token
     residualK      Z = enc(X) + first K of X, X' = dec(Z) + Z padded with zeros; enc and dec of two layers with SiLU
                    between, trained with the rest [ResBM, 2604.11947]
 
@@ -58,7 +59,7 @@ DECAY = 0.1
 PROJECTOR = 0.1  # MAPL: the projector's rate over Muon's
 HELD_OUT = 64  # samples
 SETTING = re.compile(
-    r"(?:(?P<map>frozen|learned|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|rd|sd|mc|aq)[1-6])"
+    r"(?:(?P<map>frozen|learned|anchors|residual)(?P<rank>\d+)\+)?(?P<there>bf16|int8|(?:int|had|rd|sd|mc|aq)[1-6])"
     r"(?::(?P<back>bf16|int8|(?:int|had|rd|sd|mc)[1-6]))?"
 )
 
@@ -84,7 +85,7 @@ class Setting:
 
     def nbytes(self, width: int, context: int) -> float:
         """Bytes of a token and boundary there and back; of aqN without the first time."""
-        count = self.rank or width
+        count = width if self.map == "anchors" else self.rank or width
         return code_nbytes(self.there, count, context) + code_nbytes(self.back, count, context)
 
 
@@ -267,8 +268,8 @@ class FrozenMap(Boundary):
         return own + self.send((x - own) @ self.basis, samples) @ self.basis.T
 
 
-class LearnedMap(Boundary):
-    """K numbers of a token by A and the anchors of both sides."""
+class AnchorMap(Boundary):
+    """All numbers of a token, between anchors of K numbers on both sides."""
 
     def __init__(self, setting: Setting, net: PlainLlama, seed: int) -> None:
         super().__init__(setting)
@@ -276,6 +277,17 @@ class LearnedMap(Boundary):
         self.span = orthonormal(table.shape[1], setting.rank, seed).T  # P
         self.here = nn.Parameter(table @ self.span.T)
         self.beyond = nn.Parameter(table @ self.span.T)
+
+    def forward(self, x: Tensor, tokens: Tensor, samples: Sequence[int]) -> Tensor:
+        return self.send(x - self.here[tokens] @ self.span, samples) + self.beyond[tokens] @ self.span
+
+
+class LearnedMap(AnchorMap):
+    """K numbers of a token by A and the anchors of both sides."""
+
+    def __init__(self, setting: Setting, net: PlainLlama, seed: int) -> None:
+        super().__init__(setting, net, seed)
+        table = net.embedding.weight.detach()
         self.projector = nn.Parameter(orthonormal(table.shape[1], setting.rank, seed + 1))
         self._momentum = torch.zeros_like(self.projector)
 
@@ -324,6 +336,8 @@ def boundary(setting: Setting, net: PlainLlama, number: int, seed: int) -> Bound
         return FrozenMap(setting, net, seed)  # the same everywhere
     if setting.map == "learned":
         return LearnedMap(setting, net, 1000 * seed + 2 * number)
+    if setting.map == "anchors":
+        return AnchorMap(setting, net, 1000 * seed + 2 * number)
     if setting.map == "residual":
         return ResidualMap(setting, net.embedding.embedding_dim)
     return Boundary(setting)
@@ -342,6 +356,7 @@ class Pipeline:
             raise UsageError(f"{run.what}: K is at most the width, {run.width}")
         cuts = [round(run.layers * stage / run.stages) for stage in range(1, run.stages)]
         self._cuts = {cut: boundary(setting, self.net, at, run.seed) for at, cut in enumerate(cuts)}
+        self._anchored = [one for one in self._cuts.values() if isinstance(one, AnchorMap)]
         self._basis = next((one.basis for one in self._cuts.values() if isinstance(one, FrozenMap)), None)
         self._learned = [one for one in self._cuts.values() if isinstance(one, LearnedMap)]
         self._writers = [p for name, p in self.net.named_parameters() if name.endswith((".o.weight", ".down.weight"))]
@@ -352,7 +367,7 @@ class Pipeline:
         if self._basis is not None:
             self.net.embedding.weight.requires_grad_(False)
             elsewhere = [p for p in elsewhere if p.requires_grad]
-        elsewhere += [p for one in self._learned for p in (one.here, one.beyond)]
+        elsewhere += [p for one in self._anchored for p in (one.here, one.beyond)]
         self._every = [*hidden, *elsewhere, *(one.projector for one in self._learned)]
         self._muon = PlainMuon(hidden, run.rate, MOMENTUM, DECAY, torch.float32)
         self._adamw = torch.optim.AdamW(elsewhere, run.rate, betas=(0.9, 0.95), weight_decay=DECAY)

@@ -83,7 +83,7 @@ def test_differences_come_closer_each_time_that_a_sample_comes() -> None:
     assert torch.equal(way.send(x, [-1]), coded(x, "bf16"))  # a validation's
 
 
-@pytest.mark.parametrize("what", ["frozen16+bf16", "learned16+had4", "residual16+int8:had3", "aq3"])
+@pytest.mark.parametrize("what", ["frozen16+bf16", "learned16+had4", "anchors16+had4", "residual16+int8:had3", "aq3"])
 def test_a_pipeline_learns_through_each_map(what: str) -> None:
     one = Pipeline(of(what, epochs=2, steps=24))
     before = one.nats()
