@@ -266,10 +266,11 @@ PACKETS = (
     _Packet("int8", 1, True),
     _Packet("lloyd4", 1, True),
     _Packet("lloyd3", 1, True),
-    _Packet("lloyd4", 3, True),
+    _Packet("huffman", 1, True),
     _Packet("lloyd3", 3, True),
-    _Packet("lloyd3", 5, True),
-    _Packet("lloyd3", 9, True),
+    _Packet("huffman", 3, True),
+    _Packet("huffman", 5, True),
+    _Packet("huffman", 9, True),
 )
 """Gradients as they are averaged, each with fewer bytes than the one before: the best of those measured at their bytes
 (docs/learning.md)."""
