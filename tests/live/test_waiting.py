@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -38,7 +37,6 @@ class Panels(Run):
                 while not text or (words in text) is gone:
                     await asyncio.sleep(READ_S)
                     text = await self.panel(name)
-                    print(f"{loop.time() - begun_s:.0f} {text}")
         except TimeoutError:
             raise AssertionError(f"{name} {'still shows' if gone else 'never showed'} {words!r}: {text}") from None
         print(f"{words!r} {'gone' if gone else 'told'} after {loop.time() - begun_s:.0f} s, of {TOLD_S:g}")
@@ -111,24 +109,10 @@ async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path)
 
 
 @pytest.mark.nightly
-async def test_a_newcomer_says_that_it_downloads_and_a_feeder_that_its_text_is_nowhere(tmp_path: Path) -> None:
-    books = tmp_path / "books"
-    books.mkdir()
-    for number in range(8):
-        (books / f"{number}.txt").write_text(f"Book {number}. " + "goes on and on " * 4000)
-    async with run_of(tmp_path, "bootstrap", Panels) as run:
-        run.once("data", "make", "set", "--from", "books", "--chunk-tokens", "4097")
-        shutil.rmtree(tmp_path / "run")
-        run.once("init", "run", "--preset", "tiny", "--data", "set", "--location", "http://127.0.0.1:9/set")
-        run.once("manifest", "set", "run", "model.width=128", "model.ffn=256", "data.block_samples=32")
-        await run.meet()
-        (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
-        await run.join("first", "--stage", "1", "--data-root", run.at("set"))
-        await run.join("last", "--stage", "2")
+async def test_a_newcomer_on_a_thin_line_says_that_it_downloads(tmp_path: Path) -> None:
+    async with met(tmp_path, "model.width=128", "model.ffn=256") as run:
+        for name, stage in (("first", "1"), ("last", "2")):
+            await run.join(name, "--stage", stage)
         await run.until(lambda: len(run.losses("first")) > 1, "they train")
         await run.join("thin", "--stage", "2", "--max-down", "300kbit", "--max-up", "210kbit")
         await run.shows("thin", "downloads the weights of its stage")
-        await run.join("feeder", "--stage", "1")
-        await run.until(lambda: len(run.losses("feeder")) > 0, "it feeds, with text of the first one")
-        await run.kill("first")
-        await run.shows("feeder", "waits for the run's text")

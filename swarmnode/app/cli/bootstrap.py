@@ -247,7 +247,7 @@ def _warrant_for(run: Path, peer: str) -> str:
     return base64.b64encode(warrant.SerializeToString(deterministic=True)).decode()
 
 
-@click.command(short_help="show a run on a web page, and be its bootstrap")
+@click.command(short_help="show a run on a web page, and be its meeting point")
 @meeting_point("coordinator")
 @click.option("--port", type=PORT, default=DASHBOARD_PORT, help="Of the page; 0: any free one.")
 @click.option("--bind", "host", type=HOST, help="Where the page listens.  [default: 127.0.0.1, --public: 0.0.0.0]")

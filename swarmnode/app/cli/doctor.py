@@ -42,10 +42,10 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
     """Check this machine, and with an INVITE its access to the run; print its abilities, and the remedy for each
     failure.
 
-    With an INVITE: whether a bootstrap answers, whether this machine may take part, which stages fit into memory, how
-    many tokens a second one of them would do here, and how many the link carries (at most 0.9 MB each way to two
-    bootstraps). Of a node that runs in --home: latency and bandwidth to its peers, and whether they can dial it. Exit
-    codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
+    With an INVITE: whether a meeting point answers, whether this machine may take part, which stages fit into memory,
+    how many tokens a second one of them would do here, and how many the link carries (at most 0.9 MB each way to two
+    meeting points). Of a node that runs in --home: latency and bandwidth to its peers, and whether they can dial it.
+    Exit codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
     """
     from swarmnode.app.cli.option.invite import find_invite
     from swarmnode.app.machine.checkup import exit_code, machine

@@ -40,6 +40,16 @@ GIVING = ServeLimits(asker_burst=256 << 20, asker_rate=16 << 20, all_burst=1 << 
 those whose signed records it heard count as members."""
 
 
+FROM = {
+    "ring": "a neighbour's copy",
+    "pieces": "stages as they were before",
+    "own": "its own memory",
+    "checkfree": "made from its neighbours",
+    "base": "the model that the run starts from",
+}
+"""For people, where a state came from; other ways are plain words already."""
+
+
 def told_on_terminal(then: Echo) -> Echo:
     """`then`, and on stderr what whoever started this machine should read."""
 
@@ -51,10 +61,10 @@ def told_on_terminal(then: Echo) -> Echo:
             click.echo(fields.get("reason", "this machine's clock is right again"), err=True)
         elif event == "recovery.waiting":
             click.echo(f"{_stage(fields)} waits: {fields.get('reason')}", err=True)
-        elif event == "recovery.done" and fields.get("method") != "replica":
+        elif event == "recovery.done" and (way := str(fields.get("method"))) != "replica":
             click.echo(
                 f"{_stage(fields)} goes on from round {fields.get('round')}, {fields.get('behind')} samples"
-                f" behind the newest known ({fields.get('method')}: {fields.get('reason')}):"
+                f" behind the newest known ({FROM.get(way, way)}: {fields.get('reason')}):"
                 f" {lost_text(fields.get('behind'))}",
                 err=True,
             )

@@ -70,7 +70,7 @@ def check_run(text: str) -> str:
         path = path / "manifest.signed"
     if not path.is_file():
         raise ValueError(
-            "neither a run id (64 hex digits) nor a signed manifest: `swarmnode up` and `bootstrap` make one"
+            "neither a run id (64 hex digits) nor a signed manifest: `swarmnode up` and `coordinator` make one"
         )
     return str(path)
 
