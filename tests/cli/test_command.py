@@ -166,7 +166,7 @@ def test_init_searches_the_settings_that_suit_the_machines(
     assert "one of these machines alone: " in told.out and "learning efficiency 0." in told.out
     assert re.search(r"^why steps of 512 samples: with 256, 512, 1,024 machines do ", told.out, re.MULTILINE)
     assert re.search(r"together they are 3\.\d to 4\.\d times as fast to a loss$", told.out, re.MULTILINE)
-    assert "the model reads bytes: some 4 times the tokens" in told.err
+    assert "the model reads bytes: some 4 times the tokens" in told.err and "too small" not in told.out
     assert made.pipeline.stages == 1 and made.model.context == 1024
     assert made.inner.inner_batch == 512 and made.gossip.round_samples >= 8 * made.inner.inner_batch  # as fitted
     assert "Here: searched for 8 machines" in (folder / "manifest.toml").read_text().replace("\n# ", " ")
@@ -294,3 +294,15 @@ def test_ctrl_c_that_came_in_a_callback_ends_the_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_plan_says_where_one_machine_alone_is_faster(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "run"), "--preset", "tiny"]) == 0
+    fleet = tmp_path / "fleet.csv"
+    row = "home,12,5e12,40,200,eu,25,open,10"
+    fleet.write_text(f"name,count,flops,up_mbps,down_mbps,region,access_ms,nat,life_h\n{row}\n")
+    capsys.readouterr()
+    assert main(["plan", str(tmp_path / "run"), str(fleet), "--tokens", "1e8"]) == 0
+    assert "so this model is too small for these lines: let one machine train it" in capsys.readouterr().out

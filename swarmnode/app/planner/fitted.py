@@ -36,6 +36,11 @@ HOME_ACCESS_S = 0.025
 LAN_ACCESS_S = 0.0005
 MICROBATCHES_ALONE = (8, 4, 2, 1)
 
+SLOWER = (
+    "so this model is too small for these lines: let one machine train it, or give them a larger one (`swarmnode init"
+    " RUN --parameters N --nodes N --up RATE` fits it), or look for other settings: `swarmnode plan --search`"
+)
+
 
 def machines(nodes: int, card_gb: float | None, up_bps: float | None, parameters: int) -> MachineKind:
     """`nodes` equal machines with a card of `card_gb` (None: one of 12 GB if the model is large, else none) and a line
@@ -175,6 +180,7 @@ def forecast(
         ),
         efficiency,
         f"one of these machines alone: {single}",
+        *([SLOWER] if one_alone and max(learned) < one_alone else []),
     ]
 
 
