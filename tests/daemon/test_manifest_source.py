@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import math
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from swarmnode.app.daemon import manifest_source
 from swarmnode.app.daemon.manifest_source import fetch_manifest
-from swarmnode.base.errors import Unreachable
+from swarmnode.base.errors import Forbidden, NotPermitted, Unreachable
+from swarmnode.base.identity import Identity
 from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Answer, Call
 from swarmnode.base.wire import call_pb2 as wire
@@ -99,3 +101,25 @@ async def test_a_port_that_refuses_one_that_is_mute_and_a_name_that_nobody_has()
             )
         nobody = await reason(here, there.peer_id, "/dns4/nobody.invalid/tcp/4001")
         assert "the name nobody.invalid does not resolve" in nobody
+
+
+async def test_a_refusal_does_not_wait_for_a_meeting_point_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_source, "JOIN_TIMEOUT_S", math.inf)
+
+    async def refuse(peer: PeerId, call: Call) -> Answer:
+        raise Forbidden("this run is by invitation")
+
+    async with node() as (there, _), node() as (here, _):
+        there.serve("manifest", refuse, tensor_bytes_max=0)
+        there.serve("ping", pong, tensor_bytes_max=0)
+        there.start()
+        silent = Identity.of_seed(bytes(32)).peer_id
+        connect = here.connect
+
+        async def connected(peer: PeerId, addresses: Sequence[str]) -> None:
+            await (asyncio.Event().wait() if peer == silent else connect(peer, addresses))
+
+        monkeypatch.setattr(here, "connect", connected)
+        addresses = await there.addresses()
+        with pytest.raises(NotPermitted, match="by invitation"):
+            await fetch_manifest(here, [(silent, addresses), (there.peer_id, addresses)], RUN)

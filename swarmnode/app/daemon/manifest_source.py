@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from swarmnode.run.manifest import verify
 
 MANIFEST_TIMEOUT_S = 5.0
 MANIFEST_RETRY_S = 0.5
+REFUSED_WAIT_S = 2.0  # guess: so long may another meeting point still let in whom one refused
 TOLD_MAX = 3  # bootstraps in a message: more are one screen of text
 
 Bootstraps = Sequence[tuple[PeerId, list[str]]]
@@ -48,18 +50,13 @@ async def fetch_manifest(
     try:
         async with asyncio.timeout(JOIN_TIMEOUT_S):
             while True:
-                refusal: NotPermitted | ManifestError | None = None
                 async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
                     fetch = partial(_manifest_of, transport, run_id, attempts)
-                    requests = [tasks.create_task(fetch(*one)) for one in list(bootstraps)]
-                    for answer in asyncio.as_completed(requests):
-                        signed = await answer
-                        if isinstance(signed, record_pb2.SignedManifest):
-                            return signed
-                        if isinstance(signed, NotPermitted | ManifestError):
-                            refusal = signed
-                if refusal is not None:
-                    raise refusal
+                    answer = await _first_of({tasks.create_task(fetch(*one)) for one in list(bootstraps)})
+                if isinstance(answer, record_pb2.SignedManifest):
+                    return answer
+                if answer is not None:
+                    raise answer
                 await asyncio.sleep(MANIFEST_RETRY_S)
     except TimeoutError:
         known = [f"{short(peer)}: {attempt.reason}" for peer, attempt in list(attempts.items())[:TOLD_MAX]]
@@ -68,6 +65,25 @@ async def fetch_manifest(
             f"no meeting point of run {run_id[:16]} answered within {JOIN_TIMEOUT_S:.0f} s ({told}). Look at this"
             " machine's network; then ask the organiser whether the run goes on, and for a new invite"
         ) from None
+
+
+async def _first_of(
+    requests: set[asyncio.Task[record_pb2.SignedManifest | SwarmnodeError]],
+) -> record_pb2.SignedManifest | NotPermitted | ManifestError | None:
+    """The first manifest of `requests`; else a refusal, REFUSED_WAIT_S after it came at the latest; else None."""
+    refusal: NotPermitted | ManifestError | None = None
+    until_s = math.inf
+    loop = asyncio.get_running_loop()
+    while requests and loop.time() < until_s:
+        left_s = None if refusal is None else until_s - loop.time()
+        done, requests = await asyncio.wait(requests, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for answer in (task.result() for task in done):
+            if isinstance(answer, record_pb2.SignedManifest):
+                return answer
+            if isinstance(answer, NotPermitted | ManifestError):
+                refusal = refusal or answer
+                until_s = min(until_s, loop.time() + REFUSED_WAIT_S)
+    return refusal
 
 
 @dataclass(slots=True)
