@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.memory_network import MemoryDirectory
 from swarmnode.app.daemon import reachability
-from swarmnode.app.daemon.control_api import waiting_at
+from swarmnode.app.daemon.control_api import peers_of, waiting_at
 from swarmnode.app.local.swarm_view import NodeWatch, panel, trains
 from swarmnode.base.metrics.event import EVENTS
 from swarmnode.base.wire.record_pb2 import (
@@ -59,8 +59,12 @@ class Watched:
             self.waits.hear(event, fields)
         self.heard = len(events)
         node = self.person.node
-        waits = waiting_at(node, self.stages, self.waits, asyncio.get_running_loop().time())
-        return StatusReply(run_name="village", stage=node.stage or 0, stages=self.stages, state=node.state, waits=waits)
+        now_s = asyncio.get_running_loop().time()
+        status = StatusReply(run_name="village", stage=node.stage or 0, stages=self.stages, state=node.state)
+        status.given_tokens_per_second = node.stage_status().given_tokens_per_second
+        status.peers.extend(peers_of(node, now_s))
+        status.waits.extend(waiting_at(status, self.waits, now_s))
+        return status
 
     def says(self, text: str) -> Callable[[], bool]:
         return lambda: text in shown(self.status())

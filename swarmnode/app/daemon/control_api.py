@@ -14,8 +14,8 @@ import psutil
 from swarmnode import __version__
 from swarmnode.app.daemon.clock import SystemClock
 from swarmnode.app.daemon.current_settings import manifest_now, settings_now
+from swarmnode.app.daemon.empty_stages import empty_stages, sleepers
 from swarmnode.app.daemon.options import NodeOptions
-from swarmnode.app.machine.sensors import local_time
 from swarmnode.app.machine.stage_fit import StageFit
 from swarmnode.base.errors import RemoteFault, Unavailable, UsageError
 from swarmnode.base.ids import PeerId, RunId, machine_of, stage_name
@@ -54,24 +54,12 @@ MEASURE_S = 8.0
 EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few seconds
 
 
-def waiting_at(node: Node, stages: int, waits: Waits, now_unix_s: float) -> list[report_pb2.Wait]:
-    """Why `node`, of a run of so many stages, waits now."""
-    members = tuple(node.presence.peer_table.swarm().members())
-    now_s = asyncio.get_running_loop().time()
-    at_work = {
-        member.stage
-        for member in members
-        if member.state == record_pb2.NODE_STATE_TRAINING
-        and not node.presence.routers[member.stage].banned(member.peer, now_s)
-    }
-    empty = [stage for stage in range(stages) if stage not in at_work | {node.stage}]
-    asleep = {
-        member.stage: f"{stage_name(member.stage)} sleeps"
-        + (f" until {local_time(member.resumes_unix_s - now_unix_s)}" if member.resumes_unix_s > now_unix_s else "")
-        for member in sorted(members, key=lambda one: -(one.resumes_unix_s or math.inf))
-        if member.state == record_pb2.NODE_STATE_PAUSED and member.stage in empty
-    }
-    place = Place(node.state, empty, asleep, node.stage_status().given_tokens_per_second, node.stage == 0)
+def waiting_at(status: report_pb2.StatusReply, waits: Waits, now_unix_s: float) -> list[report_pb2.Wait]:
+    """Why the node of `status`, which has all else, waits now."""
+    asleep = {stage: f"{stage_name(stage)} sleeps {until}" for stage, until in sleepers(status).items()}
+    state = status.state or record_pb2.NODE_STATE_JOINING  # it looks for its stage
+    feeds = bool(status.state) and status.stage == 0
+    place = Place(state, empty_stages(status), asleep, status.given_tokens_per_second, feeds)
     return [
         report_pb2.Wait(
             cause=one.cause.name,
@@ -220,7 +208,7 @@ class ControlApi:
         if self._node is not None:
             self._tell_work(reply, self._node)
             reply.peers.extend(peers_of(self._node, process.clock.unix_s()))
-            reply.waits.extend(waiting_at(self._node, reply.stages, process.waits, process.clock.unix_s()))
+            reply.waits.extend(waiting_at(reply, process.waits, process.clock.unix_s()))
         return reply
 
     def _tell_work(self, reply: report_pb2.StatusReply, node: Node) -> None:

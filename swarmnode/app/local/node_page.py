@@ -19,10 +19,11 @@ from aiohttp import web
 from swarmnode.app.control import client
 from swarmnode.app.control.verb import VERBS, arguments, to_json
 from swarmnode.app.control.watch import watch
+from swarmnode.app.daemon.empty_stages import empty_stages
 from swarmnode.app.daemon.ready_file import page_here
 from swarmnode.app.dashboard.server import HEADERS, PageServer, has_token
 from swarmnode.app.dashboard.timeline import sentence
-from swarmnode.app.local.swarm_view import empty_stages, headline, paused_text, trains, wait_text, with_us
+from swarmnode.app.local.swarm_view import headline, paused_text, trains, wait_text, with_us
 from swarmnode.app.machine.receipt_store import checked
 from swarmnode.base.errors import NoDaemon, SwarmnodeError, UsageError
 from swarmnode.base.ids import PeerId, short

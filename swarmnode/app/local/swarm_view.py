@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from swarmnode.app.daemon.empty_stages import empty_stages, sleepers
 from swarmnode.app.daemon.ready_file import page_here
 from swarmnode.app.dashboard.alarm import more_of
 from swarmnode.app.local.session import Screen, SessionView
@@ -31,7 +31,7 @@ from swarmnode.base.wire.record_pb2 import (
     NODE_STATE_TRAINING,
     NodeState,
 )
-from swarmnode.base.wire.report_pb2 import PeerStatus, StatusReply, Wait
+from swarmnode.base.wire.report_pb2 import StatusReply, Wait
 from swarmnode.train.pipeline.microbatch_size import shares_text
 
 LOOKS_MAX = 120
@@ -188,29 +188,6 @@ def our_stages(status: StatusReply) -> range:
     """The stages that this machine serves: its node's own, and those of its parts, which follow each other."""
     parts = [peer.stage for peer in status.peers if machine_of(PeerId(peer.peer_id)) == status.peer_id]
     return range(min([status.stage, *parts]), max([status.stage, *parts]) + 1)
-
-
-def empty_stages(status: StatusReply) -> list[int]:
-    """The stages that no node serves now, as this one sees the swarm."""
-    at_work = {peer.stage for peer in status.peers if peer.state == NODE_STATE_TRAINING and not peer.banned}
-    if status.state == NODE_STATE_TRAINING:
-        at_work.add(status.stage)
-    return [stage for stage in range(status.stages) if stage not in at_work]
-
-
-def sleepers(status: StatusReply) -> dict[int, str]:
-    """The stages that nobody serves but a paused node holds, and until when each sleeps: "until 22:00 with 12D3…abcd".
-    Of several nodes, the one that comes back first counts."""
-    empty = set(empty_stages(status))
-    first = dict[int, PeerStatus]()
-    paused = [peer for peer in status.peers if peer.state == NODE_STATE_PAUSED and peer.stage in empty]
-    for peer in sorted(paused, key=lambda one: (one.resumes_s or math.inf, one.peer_id)):
-        first.setdefault(peer.stage, peer)
-    return {
-        stage: (f"until {local_time(peer.resumes_s)} " if peer.resumes_s else "")
-        + f"with {short(PeerId(peer.peer_id))}"
-        for stage, peer in sorted(first.items())
-    }
 
 
 def headline(status: StatusReply) -> str:
