@@ -120,7 +120,7 @@ class SimNode:
             replica=lambda manifest, stage: self._make(stage, meter, self.stage),
             samples=world.samples,
             probe=_probe,
-            save=self._save,
+            mean=_no_mean,
             saving=world.saving(self.disk),
             host=_host(world.scenario.processors),
             donating=_donating(world.scenario.state_share),
@@ -235,9 +235,6 @@ class SimNode:
         """SIGCONT."""
         self.world.loop.thaw(self.label)
 
-    async def _save(self, replica: Replica, stage: int, round_index: int, samples: int) -> None:
-        await self.disk.write(f"stage-{stage}", [f"{round_index} {samples}".encode()])
-
     # ---- observable state
 
     @property
@@ -309,3 +306,7 @@ def _leaf(group: BaseExceptionGroup[Any]) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {cause_of(error)}"
+
+
+async def _no_mean(replica: Replica) -> None:
+    """Simulated weights have no running mean."""

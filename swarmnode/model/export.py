@@ -1,11 +1,10 @@
-"""Export a trained run: one safetensors file per stage, and all stages together as a Hugging Face model folder."""
+"""Export a trained run as a Hugging Face model folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ MODEL_CONFIGS = ("config.json", "generation_config.json")
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PADDING = "pad_token_id"
 KEPT_SETTINGS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
-AVERAGE = "average."  # prefix of the running mean's parameters in a stage file
 
 
 CARD = "README.md"
@@ -101,60 +99,11 @@ def _members(members: list[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class StageLabel:
-    """Origin of a stage's parameters: run, stage, progress and peer. `averaged`: samples that its running mean spans; 0
-    if it has none."""
-
-    run_id: str
-    stage: int
-    round: int
-    samples: int
-    peer: str
-    averaged: int = 0
-
-
 def stage_state_dict(replica: StageReplica, flat: Tensor | None = None) -> dict[str, Tensor]:
     """The stage's parameters by Hugging Face name, float32 on the CPU, copied from `flat` [N] in theta's layout (the
     slow weights, for example), or from theta."""
     views = replica.named(replica.theta if flat is None else flat)
     return {name: view.detach().to("cpu", torch.float32, copy=True) for name, view in views.items()}
-
-
-def save_stage(
-    path: Path, tensors: Mapping[str, Tensor], label: StageLabel, average: Mapping[str, Tensor] | None = None
-) -> None:
-    """Write `tensors`, their running mean if given, and their label to `path` (safetensors), atomically. Raises
-    LocalFault if the write fails."""
-    metadata = {key: str(value) for key, value in asdict(label).items()}
-    mean = {AVERAGE + name: tensor for name, tensor in (average or {}).items()}
-    _write(path, safetensors.torch.save({**tensors, **mean}, metadata))
-
-
-def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor], dict[str, Tensor]]:
-    """Contents of a file by `save_stage`: label, parameters, and their running mean, empty if there is none. Raises
-    DataError that names the file if it is missing or invalid."""
-    try:
-        with safetensors.safe_open(path, framework="pt", device="cpu") as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-        label = StageLabel(
-            run_id=metadata["run_id"],
-            stage=int(metadata["stage"]),
-            round=int(metadata["round"]),
-            samples=int(metadata["samples"]),
-            peer=metadata["peer"],
-            averaged=int(metadata["averaged"]),
-        )
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read as a stage file ({cause_of(error)})") from error
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise DataError(
-            f"{path}: not a stage file of swarmnode ({error}); export needs files saved by nodes"
-        ) from error
-    last = {name: tensor for name, tensor in tensors.items() if not name.startswith(AVERAGE)}
-    mean = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
-    return label, last, mean
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

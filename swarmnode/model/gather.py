@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,10 +14,9 @@ from swarmnode.base.errors import DataError
 from swarmnode.data.base_index import SMALL_NBYTES_MAX, object_of
 from swarmnode.data.chunk_store import read_regular
 from swarmnode.model.adapter import trained_shapes
-from swarmnode.model.export import load_stage, read_tensors
+from swarmnode.model.export import read_tensors
 from swarmnode.model.frozen import BaseWeights, whole_weights
 from swarmnode.model.huggingface import source_names
-from swarmnode.model.running_mean import weight_of
 from swarmnode.model.split import parameter_shapes, split
 from swarmnode.run.manifest import Manifest
 
@@ -58,40 +57,10 @@ class Gathered:
         return max(Counter(_place(copy) for copy in self.copies).values(), default=0)
 
 
-def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", *, last: bool = False) -> Gathered:
-    """Copies from the files that nodes saved when they left: each replica's running mean if it has one
-    (model/running_mean.py), or with `last` its last weights. Raises DataError for a file of another run or an invalid
-    one."""
-    copies = []
-    rounds = [0]
-    samples = [0]
-    for path in paths:
-        label, tensors, average = load_stage(path)
-        run_id = run_id or label.run_id
-        if label.run_id != run_id:
-            raise DataError(f"{path}: belongs to run {label.run_id[:12]}, not to run {run_id[:12]}; leave it out")
-        share = manifest.inner.average_share
-        if last or not share:
-            copies.append(StageCopy(label.peer, tensors, str(path)))
-        else:
-            weight = weight_of(share, label.averaged, label.samples)
-            copies.append(StageCopy(label.peer, average or tensors, str(path), weight))
-        rounds.append(label.round)
-        samples.append(label.samples)
-    return _checked(Gathered(manifest, run_id, max(rounds), max(samples), tuple(copies), "saved stages"))
-
-
-def of_buffers(
-    buffers: Sequence[tuple[str, Mapping[str, tuple[Shape, memoryview]]]], gathered: Gathered, origin: str
-) -> Gathered:
-    """`gathered` with a copy for each (peer, shape and little-endian float32 bytes by name), whose memory it shares."""
-    copies = []
-    for peer, tensors in buffers:
-        made = {
-            name: torch.frombuffer(data, dtype=torch.float32).view(shape) for name, (shape, data) in tensors.items()
-        }
-        copies.append(StageCopy(peer, made, origin))
-    return _checked(replace(gathered, copies=tuple(copies)))
+def copy_of(peer: str, tensors: Mapping[str, tuple[Shape, memoryview]], origin: str, weight: float = 1.0) -> StageCopy:
+    """A copy of shape and little-endian float32 bytes by name, whose memory it shares."""
+    made = {name: torch.frombuffer(data, dtype=torch.float32).view(shape) for name, (shape, data) in tensors.items()}
+    return StageCopy(peer, made, origin, weight)
 
 
 def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> Gathered:
@@ -104,7 +73,7 @@ def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> 
     samples = about.get("samples", 0)
     if not isinstance(run_id, str) or not isinstance(round_index, int) or not isinstance(samples, int):
         raise DataError(f"{folder}: swarmnode.json is not as export wrote it; export again")
-    return _checked(
+    return checked(
         Gathered(manifest, run_id, round_index, samples, (StageCopy("merged", tensors, str(path)),), "export", True)
     )
 
@@ -173,7 +142,7 @@ def _counts(copies: Sequence[StageCopy]) -> Counter[str]:
     return Counter(name for copy in copies for name in copy.tensors)
 
 
-def _checked(gathered: Gathered) -> Gathered:
+def checked(gathered: Gathered) -> Gathered:
     """`gathered`, if every parameter of its model is present, of the right shape and finite. Raises DataError."""
     shapes = _whole(gathered)
     for copy in gathered.copies:

@@ -50,6 +50,11 @@ class RunningMean:
         """Samples of the run between the first weights in the mean and the newest."""
         return min(self._last, default=0) - self._first
 
+    def copied(self) -> tuple[memoryview, int] | None:
+        """A copy of the mean's bytes, and its span; None before the first weights."""
+        mean = self.value
+        return None if mean is None else (mean.clone().numpy().data.cast("B"), self.span)
+
     def forget(self) -> None:
         """Restart the mean, because the weights are replaced."""
         self._settle()

@@ -136,7 +136,7 @@ def test_a_missing_stage_comes_from_the_checkpoint_or_is_named(session: Path, tm
 
     copy = tmp_path / "up-1"
     shutil.copytree(session, copy)
-    for path in copy.rglob("stage-1-*.safetensors"):
+    for path in copy.rglob("saved/*/*/stage-1.json"):
         path.unlink()
     code, text, error = said("export", str(copy), "--out", str(tmp_path / "model"), "--json")
     assert code == 0 and json.loads(text)["kind"].startswith("checkpoint") and "looking for a checkpoint" in error

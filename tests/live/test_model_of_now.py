@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.swarm.harness import LOAD
 from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.spawn import NODE
-from swarmnode.model.export import load_stage
+from swarmnode.keep.recovery import checkpoint
 from swarmnode.run.manifest import PRESETS
 from tests.support.processes import BOUND_S, HERE, POLL_S, end, ended, signed_run, until
 
@@ -36,8 +36,11 @@ def archived(coordinator: Child) -> Any:
 
 def saved_round(home: Path) -> int:
     """The round of the stage that a node saved in its home as it left."""
-    (path,) = home.glob("stage-*.safetensors")
-    return load_stage(path)[0].round
+    rounds = []
+    for path in home.glob("saved/*/*/stage-*.json"):
+        part = checkpoint.part_of(path.read_bytes(), str(path))
+        rounds.append(part.round * part.left)
+    return max(rounds)
 
 
 async def page_shows(coordinator: Child, enough: Callable[[Any], bool]) -> Any:

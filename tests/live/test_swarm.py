@@ -68,7 +68,7 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
         leaver.signal(signal.SIGTERM)
         await swarm.until(lambda: leaver.reason != "", "a node told by SIGTERM leaves")
         assert leaver.reason == "left", leaver.reason
-        assert list(leaver.plan.home.glob("stage-*.safetensors")), "and has saved its stage"
+        assert list(leaver.plan.home.glob("saved/*/*/mean-*.safetensors")), "and has saved its stage"
         await swarm.progress(128, "after a node left")
 
         assert fleet.bootstrap is not None

@@ -13,13 +13,14 @@ from swarmnode.app.local.evaluation import export_model
 from swarmnode.app.local.pretrained import lay_out
 from swarmnode.base.errors import DataError, UsageError
 from swarmnode.model.adapter import trained_count
-from swarmnode.model.export import StageLabel, save_stage, stage_state_dict, write_model
+from swarmnode.model.export import stage_state_dict, write_model
 from swarmnode.model.frozen import held, whole_weights
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.text_generation import whole_model
 from swarmnode.run.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
 from tests.support.published_model import llama, start_from
+from tests.support.saved_stage import save_left
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
 pytestmark = pytest.mark.node  # seconds to import transformers
@@ -39,8 +40,7 @@ def saved(folder: Path, model: ModelSpec = MODEL, **training: object) -> tuple[M
         for stage in chain:
             stage.step(8 * (step + 1))
     for stage in chain:
-        label = StageLabel("r" * 64, stage.part.stage, 3, 1000, "peerA")
-        save_stage(folder / f"stage-{label.stage}.safetensors", stage_state_dict(stage), label)
+        save_left(folder, stage.part.stage, stage_state_dict(stage))
         found |= stage_state_dict(stage)
     (folder / MANIFEST_FILE).write_text(template(run))
     return run, found
@@ -100,8 +100,7 @@ def test_adapters_are_merged_into_the_base_model_of_the_run(tmp_path: Path) -> N
     (tmp_path / "run" / MANIFEST_FILE).write_text(template(run))
     adapters = stage_state_dict(StageReplica(run, 0))
     adapters["model.layers.1.mlp.up_proj.lora_B"] += 0.5
-    label = StageLabel("r" * 64, 0, 3, 1000, "peerA")
-    save_stage(tmp_path / "run" / "stage-0.safetensors", adapters, label)
+    save_left(tmp_path / "run", 0, adapters)
     export_model(str(tmp_path / "run"), tmp_path / "out", "auto", lambda text: None)
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     change = 8.0 * adapters["model.layers.1.mlp.up_proj.lora_B"] @ adapters["model.layers.1.mlp.up_proj.lora_A"]

@@ -19,6 +19,7 @@ from swarmnode.base.errors import Busy, RemoteFault, Unavailable
 from swarmnode.base.identity import Identity
 from swarmnode.base.ports import Call
 from swarmnode.base.wire import call_pb2
+from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.archive import ABOUT, ArchiveEntry, read_entry
 from swarmnode.keep.recovery.resumption import CheckpointOptions
@@ -28,7 +29,7 @@ from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.train.node.notice import GRACE_S, Notice, NoticeKind
 from tests.support.archiving import MACHINE, RUN_OF, archive_of, trained, warrant
-from tests.support.village import RUN, Recording, Village, manifest, village
+from tests.support.village import RUN, Recording, Village, manifest, told, village
 
 
 def near(folder: Path, v: Village) -> None:
@@ -49,7 +50,9 @@ def weights(folder: Path, stage: int) -> np.ndarray:
 
     async def read() -> np.ndarray:
         newest = await intact(await find_resumptions(str(folder), RUN), print)
-        tensors = await checkpoint_io.load_tensors(newest.store, newest.base, newest.checkpoint, "theta")
+        tensors = await checkpoint_io.load_tensors(
+            newest.store, newest.base, form.holding(newest.checkpoint.files, "theta")
+        )
         shapes = section_shapes(RUN_OF, stages_of(RUN_OF)[stage])["phi"]
         return np.concatenate([np.frombuffer(tensors[name][1], "<f4") for name in shapes])
 
@@ -213,7 +216,7 @@ async def test_when_all_leave_the_newest_model_is_of_the_last_round(tmp_path: Pa
             reports = [person.task.result() for person in people if person.task is not None]
             cut = [line for report in reports for line in report.cut]
             assert not [line for line in cut if line.startswith("archive")], cut
-            rounds = [done for person in people for _, done, _ in person.saved]
+            rounds = [int(str(told(person, "state.saved")[-1]["round"])) for person in people]
             last = min(rounds[0], max(rounds[1:]))
             await v.until(lambda: archive.newest is not None and archive.newest.round >= last, "the last word is kept")
         assert archive.newest is not None and archive.newest.measured == "later" and archive.newest.round > first.round

@@ -15,10 +15,11 @@ from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.keep.recovery.resumption import CheckpointOptions
-from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.model.export import stage_state_dict
 from swarmnode.net.membership.progress import to_message
 from swarmnode.run import manifest as manifests
 from swarmnode.run.manifest import SIGNED_FILE, Manifest, PipelineSpec
+from tests.support.saved_stage import save_left
 from tests.support.tiny_model import TINY, token_batch, train_on
 
 AGE = 0.75  # a replica's running mean is so much of its last weights here
@@ -44,11 +45,9 @@ def left_session(folder: Path) -> Path:
         train_on([replica.stage for replica in replicas], token_batch(run.model, seed=len(peer) + ord(peer[-1])))
         for stage, replica in enumerate(replicas):
             replica.step(100)
-            (place / peer).mkdir(exist_ok=True)
-            label = StageLabel(run_id, stage, 4, 512, peer, averaged=256)
-            path = place / peer / f"stage-{stage}-{peer}.safetensors"
             weights = stage_state_dict(replica.stage)
-            save_stage(path, weights, label, {name: AGE * value for name, value in weights.items()})
+            mean = {name: AGE * value for name, value in weights.items()}
+            save_left(place / peer, stage, weights, peer, run_id, rounds=4, samples=512, mean=mean, span=256)
     store = FolderStore(place / "checkpoints")
     origin = form.Origin.of(run, run_id, base64.b64encode(signed.SerializeToString()).decode())
 

@@ -26,6 +26,7 @@ from swarmnode.base.ports import Priority, Replica, StreamingMessage, Tape, Wire
 from swarmnode.base.wire import record_pb2
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
+from swarmnode.keep.recovery.checkpoint_io import SavedMean
 from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.keep.transfer.chunk_set import SetPorts
 from swarmnode.keep.transfer.donor import ArchiveBudget
@@ -184,7 +185,7 @@ class Villager:
     identity: Identity
     notices: Notices = field(default_factory=Notices)
     task: asyncio.Task[DrainReport] | None = None
-    saved: list[tuple[int, int, int]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
     replica: Recording | None = None
     parts: "dict[int, Villager]" = field(default_factory=dict)  # of the machine's further stages
 
@@ -249,10 +250,13 @@ class Village:
         compute = VillageMachine(identity.peer_id, self.sample_s) if virtual else ThreadCompute(quiet)
         self._stack.callback(compute.close)
         clock = LoopClock()
-        saved: list[tuple[int, int, int]] = []
+        saved: list[int] = []
 
-        async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
-            saved.append((stage, round_index, total))
+        async def mean(left: Replica) -> SavedMean | None:
+            assert isinstance(left, TorchReplica)
+            saved.append(left.stage.part.stage)
+            copied = None if left.average is None else left.average.copied()
+            return None if copied is None else SavedMean(*copied)
 
         def replica(who: Identity, run: Manifest, stage: int) -> Replica:
             made = (kind or Recording)(run, stage)
@@ -285,7 +289,7 @@ class Village:
             replica=partial(replica, identity),
             samples=samples or (lambda: self.text(self.run)),
             probe=(lambda *_: None) if virtual else membership_handlers.forward,  # virtual time is the same anyway
-            save=save,
+            mean=mean,
             saving=self.saving,
             unable=unable,
             owner=self.owner,

@@ -63,10 +63,10 @@ from swarmnode.base.wire import call_pb2, record_pb2
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.index import Index
+from swarmnode.keep.recovery.checkpoint_io import SavedMean
 from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.keep.transfer.chunk_set import SetPorts
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
-from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.net.transport import key_file
 from swarmnode.net.transport.address import parse_bootstraps
 from swarmnode.run.manifest import Manifest
@@ -506,7 +506,7 @@ def _ports(
         replica=replica,
         samples=partial(_samples, process),
         probe=membership_handlers.forward,
-        save=partial(_save, process, compute),
+        mean=partial(_mean, compute),
         admission=process.admission,
         unable=process.fit.unable,
         role=process.options.role,
@@ -576,19 +576,10 @@ def _samples(process: DaemonContext) -> CorpusSamples:
     return CorpusSamples(corpus, manifest)
 
 
-async def _save(
-    process: DaemonContext, compute: Compute, replica: Replica, stage: int, round_index: int, samples: int
-) -> None:
-    """Save the stage's fast weights and their running mean in the home, in the format of `swarmnode export`."""
+async def _mean(compute: Compute, replica: Replica) -> SavedMean | None:
+    """A copy of the running mean of `replica`, None if it has none."""
     assert isinstance(replica, TorchReplica)
-    peer = process.transport.peer_id
-    mean = replica.average
-    path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
-    weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
-    average = None
-    span = 0
-    if mean is not None and mean.value is not None:
-        average = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage, mean.value))
-        span = mean.span
-    label = StageLabel(process.run_id, stage=stage, round=round_index, samples=samples, peer=peer, averaged=span)
-    await asyncio.to_thread(save_stage, path, weights, label, average)
+    if (mean := replica.average) is None:
+        return None
+    copied = await compute.run(Priority.OUTER, 0, mean.copied)
+    return None if copied is None else SavedMean(*copied)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.app.daemon.clock import SystemClock
 from swarmnode.app.machine import checkup
-from swarmnode.app.machine.folder_store import is_url, keeper
+from swarmnode.app.machine.folder_store import FolderStore, is_url, keeper
 from swarmnode.base import bounds
 from swarmnode.base.errors import DataError, NoDaemon, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.base.wire.record_pb2 import SignedManifest
+from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.archive import ABOUT, FRESH_S, ONCE_S, read_entry
-from swarmnode.keep.recovery.checkpoint import ROOT, held_as
-from swarmnode.keep.recovery.resumption import Resumption
+from swarmnode.keep.recovery.checkpoint import ROOT
+from swarmnode.keep.recovery.resumption import Resumption, SavedStage, saved_stages
 from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
         raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
     if kind == "auto" and is_export(source):
         return _of_export(folder), folder
-    files = [] if kind == "checkpoint" else _stage_files(folder)
-    if kind == "stages" and not files:
-        raise UsageError(f"no saved stage (stage-*.safetensors) below {folder}: nodes save theirs when they leave")
+    saved = [] if kind == "checkpoint" else asyncio.run(_saved(_session(folder), note))
+    if kind == "stages" and not saved:
+        raise UsageError(f"no saved stage below {folder}: nodes save theirs in their homes when they leave")
     failure: DataError | None = None
-    if files:
+    if saved:
         try:
-            return _of_stage_files(files, folder, weights.last), data_folder(folder)
+            return asyncio.run(_of_saved(saved, folder, weights.last)), data_folder(folder)
         except DataError as error:
             if kind == "stages":
                 raise
@@ -186,7 +187,7 @@ def _no_model(source: str, folder: Path, error: SwarmnodeError) -> SwarmnodeErro
     if any(folder.rglob(ROOT)):
         return error
     return UsageError(
-        f"no saved stage (stage-*.safetensors), no checkpoint and no exported model in {source}; its owner copies a run"
+        f"no saved stage, no checkpoint and no exported model in {source}; its owner copies a run"
         " that trains: swarmnode archive RUN --once"
     )
 
@@ -201,17 +202,56 @@ def _of_export(folder: Path) -> Gathered:
     return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss))
 
 
-def _of_stage_files(files: list[Path], folder: Path, last: bool) -> Gathered:
+def _session(folder: Path) -> Path:
+    """The folder below which the nodes' homes are: that of the last of several sessions of a run."""
+    sessions = sorted({path.parents[1] for path in folder.glob("up-*/*/saved*")})
+    return sessions[-1] if sessions else folder
+
+
+async def _saved(folder: Path, note: Note) -> list[SavedStage]:
+    """The newest state of each stage in each home below `folder`, where a node saved it as it left; of a run whose
+    stages were cut anew, those of the last cut. `note` is told of damaged ones."""
+    store = FolderStore(folder)
+    newest = dict[tuple[str, int], SavedStage]()
+    async for found in saved_stages(store, await store.names(), lambda name, why: note(f"{name} is damaged ({why})")):
+        place = (found.base.rsplit("/", 3)[0], found.part.stage)
+        before = newest.get(place)
+        if before is None or (found.cut, found.age) > (before.cut, before.age):
+            newest[place] = found
+    left = [found for found in newest.values() if found.part.left]
+    cut = max((found.cut for found in left), default=0)
+    return [found for found in left if found.cut == cut]
+
+
+async def _of_saved(saved: list[SavedStage], folder: Path, last: bool) -> Gathered:
+    """Copies of the stages that nodes `saved` in the session below `folder`: each replica's running mean if it has one
+    (model/running_mean.py), or with `last` its last weights. Raises DataError for a stage of another run."""
     from swarmnode.model import gather as models
+    from swarmnode.model.running_mean import weight_of
 
-    gathered = models.of_stage_files(files, manifest_at(folder, signed_first=True), last=last)
-    return replace(gathered, made_unix_s=max(file.stat().st_mtime for file in files))
-
-
-def _stage_files(folder: Path) -> list[Path]:
-    """The files that nodes saved when they left; of several sessions of a run, those of the last."""
-    sessions = sorted({path.parents[1] for path in folder.glob("up-*/*/stage-*.safetensors")})
-    return sorted((sessions[-1] if sessions else folder).rglob("stage-*.safetensors"))
+    root = _session(folder)
+    store = FolderStore(root)
+    manifest = manifest_at(folder, signed_first=True)
+    share = manifest.inner.average_share
+    run_id = saved[0].run_id
+    copies = []
+    for found in saved:
+        if found.run_id != run_id:
+            raise DataError(
+                f"{root / found.base}: belongs to run {found.run_id[:12]}, not to run {run_id[:12]}; leave it out"
+            )
+        part = found.part
+        mean = not last and share > 0.0
+        weight = weight_of(share, part.averaged, found.age[0]) if mean else 1.0
+        files = form.holding(part.files, form.MEAN) if mean and part.averaged else form.holding(part.files, "theta")
+        tensors = await checkpoint_io.load_tensors(store, found.base, files)
+        copies.append(models.copy_of(part.peer, tensors, str(root / found.base), weight))
+    rounds = max(found.part.round for found in saved)
+    samples = max(found.age[0] for found in saved)
+    made_s = max((root / found.base).stat().st_mtime for found in saved)
+    return models.checked(
+        models.Gathered(manifest, run_id, rounds, samples, tuple(copies), "saved stages", made_unix_s=made_s)
+    )
 
 
 def _number(value: object) -> float | None:
@@ -259,7 +299,8 @@ def _of_checkpoint(source: str, note: Note, moved: Moved, newest: int) -> Gather
         made_unix_s=made_s,
         validation=loss if len(read) == 1 else None,
     )
-    gathered = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
+    copies = tuple([models.copy_of(peers, tensors, resumption.where) for _, tensors in read])
+    gathered = models.checked(replace(empty, copies=copies))
     if len(read) == 1:
         return gathered
     return replace(gathered, copies=(models.StageCopy(peers, models.merged(gathered), resumption.where),))
@@ -280,10 +321,7 @@ async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tupl
     """The `newest` checkpoints, or as many as exist, with intact parameters. Raises DataError if there is none."""
     failure: DataError | None = None
     candidates = await checkup.find_resumptions(source, None, note)
-    sizes = [
-        sum(f.nbytes for f in each.checkpoint.files if f.section == held_as(each.checkpoint, "theta"))
-        for each in candidates[:newest]
-    ]
+    sizes = [sum(file.nbytes for file in form.holding(each.checkpoint.files, "theta")) for each in candidates[:newest]]
     seen = 0
 
     def count(nbytes: int) -> None:
@@ -294,9 +332,8 @@ async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tupl
     read: list[tuple[Resumption, checkpoint_io.Tensors]] = []
     for resumption in candidates:
         try:
-            tensors = await checkpoint_io.load_tensors(
-                resumption.store, resumption.base, resumption.checkpoint, "theta", moved=count
-            )
+            files = form.holding(resumption.checkpoint.files, "theta")
+            tensors = await checkpoint_io.load_tensors(resumption.store, resumption.base, files, moved=count)
         except DataError as error:
             failure = error
             note(f"{resumption.checkpoint.label} cannot be used: {failure}")

@@ -32,6 +32,8 @@ SHARD_NBYTES = IN_MEMORY_NBYTES  # a shard is held in memory
 RUN_CHARACTERS = 16
 FINAL = "-final"
 COUNT_MAX = 1 << 53
+MEAN = "mean"
+"""The section of a saved stage with its running mean (model/running_mean.py), laid out as theta."""
 
 
 ModelValue = int | float | bool | str | tuple[int, ...]
@@ -53,7 +55,7 @@ class ShardFile:
 @dataclass(frozen=True, slots=True)
 class StagePart:
     """The files of a stage as saved by one replica. `blocks` are the finished ones (data/blocks.py), known to feeders
-    only."""
+    only. `left`: saved as its node left, not under way. `averaged`: samples of the run that its running mean spans."""
 
     stage: int
     round: int
@@ -66,6 +68,9 @@ class StagePart:
     blocks: tuple[int, ...]
     files: tuple[ShardFile, ...]
     line: StateLine = UNBROKEN
+    run_id: str = ""
+    left: bool = True
+    averaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +219,12 @@ def cuts(
     return spans
 
 
-def held_as(checkpoint: Checkpoint, section: str) -> str:
-    """The section of `checkpoint` that is read as `section`: an archive holds the slow weights alone, which are read as
-    the fast ones too."""
-    alone = section == "theta" and all(file.section == "phi" for file in checkpoint.files)
-    return "phi" if alone else section
+def holding(files: Iterable[ShardFile], section: str) -> list[ShardFile]:
+    """Those of `files` that are read as `section`: an archive holds the slow weights alone, which are read as the fast
+    ones too."""
+    files = list(files)
+    alone = section == "theta" and all(file.section == "phi" for file in files)
+    return [file for file in files if file.section == ("phi" if alone else section)]
 
 
 def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -> list[ShardFile]:
@@ -228,18 +234,16 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
     """
     files: dict[str, ShardFile] = {}
     wanted = dict(shapes)
-    section = held_as(checkpoint, section)
-    for file in checkpoint.files:
-        if file.section == section:
-            for name in file.tensors.keys() & wanted.keys():
-                if tuple(file.tensors[name]) != tuple(wanted[name]):
-                    held = list(file.tensors[name])
-                    raise DataError(
-                        f"checkpoint {checkpoint.place}: {name} is {held}, this model's is {list(wanted[name])}: it is"
-                        " a checkpoint of another model"
-                    )
-                del wanted[name]
-                files[file.name] = file
+    for file in holding(checkpoint.files, section):
+        for name in file.tensors.keys() & wanted.keys():
+            if tuple(file.tensors[name]) != tuple(wanted[name]):
+                held = list(file.tensors[name])
+                raise DataError(
+                    f"checkpoint {checkpoint.place}: {name} is {held}, this model's is {list(wanted[name])}: it is"
+                    " a checkpoint of another model"
+                )
+            del wanted[name]
+            files[file.name] = file
     if wanted:
         name = next(iter(wanted))
         raise DataError(f"checkpoint {checkpoint.place}: {name} is not in it: it is a checkpoint of another model")
@@ -297,10 +301,11 @@ def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
         )
 
 
-def missing(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> str | None:
-    """The first fault of the checkpoint's files as the store lists them, None without one. `sizes` are by full name."""
-    for file in checkpoint.files:
-        nbytes = sizes.get(f"{checkpoint.place}/{file.name}")
+def missing(files: Iterable[ShardFile], base: str, sizes: Mapping[str, int]) -> str | None:
+    """The first fault of the `files` below `base` as the store lists them, None without one. `sizes` are by full
+    name."""
+    for file in files:
+        nbytes = sizes.get(f"{base}{file.name}")
         if nbytes is None:
             return f"{file.name} is missing"
         if nbytes != file.nbytes:
@@ -359,6 +364,8 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         return tuple(value)  # as the manifest has lists
     if kind == ModelValue and _is_model_value(value):
         return value
+    if kind is bool and type(value) is bool:
+        return value
     if kind is int and type(value) is int and 0 <= value <= COUNT_MAX:
         return value
     if kind is float and type(value) in (int, float) and 0.0 <= value < 2.0**1023:
@@ -369,7 +376,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     raise DataError(f"{where} = {str(value)[:40]}; {due} belongs there")
 
 
-DUE = {int: "a whole number of at least 0", float: "a number of at least 0", str: "text"}
+DUE = {bool: "true or false", int: "a whole number of at least 0", float: "a number of at least 0", str: "text"}
 
 
 def _parsed_fields(kind: Any, value: dict[str, Any], where: str) -> Any:
@@ -389,5 +396,10 @@ def _is_model_value(value: Any) -> bool:
 
 def _check_files(files: Iterable[ShardFile], where: str) -> None:
     for file in files:
-        if file.section not in SECTIONS or len(file.sha256) != 64 or "/" in file.name or not file.name.strip("."):
+        if (
+            file.section not in (*SECTIONS, MEAN)
+            or len(file.sha256) != 64
+            or "/" in file.name
+            or not file.name.strip(".")
+        ):
             raise DataError(f"{where}: a file without name, section and sha256 as a checkpoint has them")

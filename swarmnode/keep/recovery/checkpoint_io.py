@@ -36,8 +36,16 @@ Moved = Callable[[int], None]  # called with the number of bytes just written or
 
 
 @dataclass(frozen=True, slots=True)
+class SavedMean:
+    """A replica's running mean: float32 bytes in theta's layout, and the samples of the run that it spans."""
+
+    data: memoryview
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaHoldings:
-    """The facts that a replica saves beside its state."""
+    """The facts that a replica saves beside its state. `left`: it leaves, with its running mean, if it has one."""
 
     stage: int
     round: int
@@ -45,6 +53,9 @@ class ReplicaHoldings:
     progress: record_pb2.Progress
     blocks: record_pb2.Blocks
     line: StateLine = UNBROKEN
+    run_id: str = ""
+    left: bool = False
+    mean: SavedMean | None = None
 
 
 async def save_stage(
@@ -61,10 +72,14 @@ async def save_stage(
     Raises LocalFault when the store refuses; the files written by then are deleted.
     """
     written: list[str] = []
+    sections = dict(state.sections)
+    if holding.mean is not None:
+        sections[form.MEAN] = holding.mean.data
+        shapes = {**shapes, form.MEAN: shapes["theta"]}
 
     async def write(cut: form.ShardSpan) -> ShardFile:
         head = tensorfile.header(cut.tensors, {"format": "pt", "section": cut.section, "stage": str(holding.stage)})
-        data = memoryview(state.sections[cut.section]).cast("B")[cut.start : cut.end]
+        data = memoryview(sections[cut.section]).cast("B")[cut.start : cut.end]
         written.append(f"{place}/{cut.name}")
         sha256 = await store.write(f"{place}/{cut.name}", [head, data])
         return ShardFile(cut.name, cut.section, len(head) + data.nbytes, sha256, cut.tensors)
@@ -85,6 +100,9 @@ async def save_stage(
             blocks=tuple(holding.blocks.finished),
             files=tuple(files),
             line=holding.line,
+            run_id=holding.run_id,
+            left=holding.left,
+            averaged=0 if holding.mean is None else holding.mean.span,
         )
         await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
         done = True
@@ -162,11 +180,8 @@ async def find(store: Store) -> list[StoredCheckpoint]:
             except DataError as error:
                 checkpoints.append(StoredCheckpoint(name, None, str(error)))
                 continue
-            base = name.removesuffix(form.ROOT)
-            here = {
-                f"{checkpoint.place}/{key.removeprefix(base)}": n for key, n in sizes.items() if key.startswith(base)
-            }
-            checkpoints.append(StoredCheckpoint(name, checkpoint, form.missing(checkpoint, here)))
+            fault = form.missing(checkpoint.files, name.removesuffix(form.ROOT), sizes)
+            checkpoints.append(StoredCheckpoint(name, checkpoint, fault))
     # By label, not by path: at equal samples, round 8's final one is the newer, but "8-final/" sorts before "8/".
     return sorted(checkpoints, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name.split("/")))
 
@@ -193,9 +208,9 @@ def usable(found: list[StoredCheckpoint], where: str, run_id: RunId | None = Non
 
 
 async def load_tensors(
-    store: Store, base: str, checkpoint: Checkpoint, section: str, *, moved: Moved = lambda nbytes: None
+    store: Store, base: str, files: Sequence[ShardFile], *, moved: Moved = lambda nbytes: None
 ) -> Tensors:
-    """Shape and bytes of every parameter in `section`, of all stages. Raises DataError, LocalFault as `load_stage`."""
+    """Shape and bytes of every parameter in `files`. Raises DataError, LocalFault as `load_stage`."""
     tensors: dict[str, tuple[Shape, memoryview]] = {}
 
     async def read(file: ShardFile) -> None:
@@ -203,8 +218,7 @@ async def load_tensors(
         tensors.update(tensorfile.read(data, f"{base}{file.name}")[0])
         moved(len(data))
 
-    held = form.held_as(checkpoint, section)
-    await _some_at_once([partial(read, file) for file in checkpoint.files if file.section == held])
+    await _some_at_once([partial(read, file) for file in files])
     return tensors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from swarmnode.base.damaged_file import tell_damaged
@@ -15,7 +15,7 @@ from swarmnode.base.wire import record_pb2
 from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin, StagePart
-from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings, Shapes
+from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings, SavedMean, Shapes
 from swarmnode.keep.recovery.run_store import RunStore
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
@@ -110,6 +110,53 @@ SAVED = re.compile(r".*/round-\d+(-cut-(?P<cut>\d+))?-(stage-\d+)/\3\.json")
 
 
 @dataclass(frozen=True, slots=True)
+class SavedStage:
+    """A saved stage in a store: its files are named `base` + name, and it is of the stages as amendment `cut` cut
+    them."""
+
+    base: str
+    cut: int
+    part: StagePart
+
+    @property
+    def label(self) -> str:
+        """The name of its folder."""
+        return self.base.rstrip("/").rpartition("/")[2]
+
+    @property
+    def run_id(self) -> str:
+        """The id of its run; of a stage that an earlier version saved, the beginning of it."""
+        return self.part.run_id or self.base.split("/")[-3]
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Grows with what is trained: samples of the run, the round, the replica's steps."""
+        return Progress.from_wire(to_message(self.part.progress)).total, self.part.round, self.part.inner_steps
+
+
+async def saved_stages(
+    store: Store, sizes: Mapping[str, int], damaged: Callable[[str, str], None]
+) -> AsyncIterator[SavedStage]:
+    """The saved stages among the files `sizes` of `store`, of any run. Half written ones are left out; `damaged` is
+    told the name of one that cannot be read, and why."""
+    for name in sizes:
+        if (whose := SAVED.fullmatch(name)) is None:
+            continue
+        try:
+            found = SavedStage(
+                f"{name.rpartition('/')[0]}/",
+                int(whose["cut"] or 0),
+                form.part_of(await store.read(name) or b"", name),
+            )
+            Progress.from_wire(to_message(found.part.progress))
+        except (DataError, LocalFault, RemoteFault) as error:
+            damaged(name, cause_of(error))
+            continue
+        if form.missing(found.part.files, found.base, sizes) is None:
+            yield found
+
+
+@dataclass(frozen=True, slots=True)
 class EarlierCut:
     """The stages as they were cut before: by amendment `cut` (0: none), last of `manifest`, until round `until`. On the
     wire their numbers begin with STAGES_MAX."""
@@ -158,25 +205,20 @@ class SavedStages:
         if self._store is None:
             return
         sizes = await self._store.names(f"{self._origins[self._cut].run_id[: form.RUN_CHARACTERS]}/")
-        for name in sizes:
-            base = name.rpartition("/")[0]
-            whose = SAVED.fullmatch(name)
-            if whose is None or (cut := int(whose["cut"] or 0)) not in self._origins:
-                continue
-            try:
-                part = form.part_of(await self._store.read(name) or b"", name)
-                progress = Progress.from_wire(to_message(part.progress))
-            except (DataError, LocalFault, RemoteFault) as error:
-                if name not in self._damaged:
-                    self._damaged.add(name)
-                    tell_damaged(name, cause_of(error))
-                continue
-            label = base.rpartition("/")[2]
-            kept = Checkpoint(self._origins[cut], label, part.round, progress.total, part.progress, (part,))
-            if part.stage < kept.origin.stages and form.missing(kept, sizes) is None:
-                (self.found if cut == self._cut else self.pieces).append(Resumption(self._store, f"{base}/", kept))
+        async for saved in saved_stages(self._store, sizes, self._tell_damaged):
+            part = saved.part
+            origin = self._origins.get(saved.cut)
+            if origin is not None and part.stage < origin.stages:
+                kept = Checkpoint(origin, saved.label, part.round, saved.age[0], part.progress, (part,))
+                found = self.found if saved.cut == self._cut else self.pieces
+                found.append(Resumption(self._store, saved.base, kept))
         self.found.sort(key=_age, reverse=True)
         self.pieces.sort(key=_age, reverse=True)
+
+    def _tell_damaged(self, name: str, why: str) -> None:
+        if name not in self._damaged:
+            self._damaged.add(name)
+            tell_damaged(name, why)
 
     def recut(self, stages: Collection[int]) -> Resumption | None:
         """The newest pieces of `stages` as one checkpoint, as old as the oldest; None where one is missing."""
@@ -202,19 +244,24 @@ class SavedStages:
         blocks: record_pb2.Blocks | None = None,
         line: StateLine = UNBROKEN,
         piece: bool = False,
+        left: bool = False,
+        mean: SavedMean | None = None,
     ) -> None:
         """Write `state`, with `piece` of a stage of the cut before, then delete those of its stage with fewer samples,
         and all but the KEPT saved stages of most samples: a run that began again never takes the place of what was
-        trained before. A piece takes the place of nothing. Raises LocalFault; what was there stays."""
+        trained before. A piece takes the place of nothing. `left`: the node leaves, and saves its running `mean`, if it
+        has one. Raises LocalFault; what was there stays."""
         if self._store is None:
             return
         samples = to_samples(progress)
         if progress.total > Progress.from_wire(to_message(samples)).total:  # samples whose feeders are not known here
             samples[FLOOR] = progress.total
-        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks or record_pb2.Blocks(), line)
+        run_id = self._origins[self._cut].run_id
+        done = blocks or record_pb2.Blocks()
+        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), done, line, run_id, left, mean)
         cut = self._earlier.cut if piece and self._earlier is not None else self._cut
         label = f"{form.label(round_index)}{f'-cut-{cut}' if cut else ''}-stage-{stage}"
-        place = form.place(self._origins[self._cut].run_id, label)
+        place = form.place(run_id, label)
         await checkpoint_io.save_stage(self._store, place, state, shapes, holding)
         await self.look()
         if piece:

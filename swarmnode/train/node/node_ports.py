@@ -11,6 +11,7 @@ from swarmnode.base.ports import Clock, Compute, Directory, Replica, Telemetry, 
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
+from swarmnode.keep.recovery.checkpoint_io import SavedMean
 from swarmnode.keep.recovery.restore import StateRestorer
 from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.keep.transfer.chunk_set import SetPorts
@@ -43,7 +44,8 @@ class NodePorts:
     replica: Callable[[Manifest, int], Replica]
     samples: Callable[[], Samples]
     probe: Probing
-    save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run
+    mean: Callable[[Replica], Awaitable[SavedMean | None]]
+    """The running mean of a replica that leaves, None if it has none."""
     saving: CheckpointOptions = field(default_factory=CheckpointOptions)
     admission: Admission | None = None  # None: every peer may take part
     host: Host = field(default_factory=Host)

@@ -439,17 +439,11 @@ class ServedStage(StageObserver):
         return StageDrain(self._here, self.gossip, self.donor, self.held_work, save, report, archives).steps()
 
     async def save(self) -> None:
-        """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its
-        weights for `swarmnode export`. Raises LocalFault."""
-        context = self._context
-        total = self._context.presence.samples_total
-        before = context.restorer.saved.newest(self.stage)
-        done = self.gossip.done
-        await self._save_state("info")
-        if before is None or before.checkpoint.samples <= total():
-            await context.ports.save(self.replica, self.stage, done, total())
+        """Write the stage to this machine's disk before its node leaves: its whole state and, for `swarmnode export`,
+        its running mean. Raises LocalFault."""
+        await self._save_state("info", left=True)
 
-    async def _save_state(self, level: str = "debug") -> int:
+    async def _save_state(self, level: str = "debug", *, left: bool = False) -> int:
         """Write the stage's whole state to this machine's disk. Returns its bytes. Raises LocalFault."""
         context = self._context
         total = self._context.presence.samples_total
@@ -459,6 +453,7 @@ class ServedStage(StageObserver):
                 progress = self._trained()
                 line = self.gossip.line
                 state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
+                mean = await context.ports.mean(self.replica) if left else None
                 if (self.gossip.done, self.gossip.line) == (done, line):  # else an outer step came in between
                     break
             await context.restorer.saved.save(
@@ -470,6 +465,8 @@ class ServedStage(StageObserver):
                 progress=progress,
                 blocks=self._finished_blocks(),
                 line=line,
+                left=left,
+                mean=mean,
             )
         context.telemetry.event("state.saved", level=level, round=done, samples_total=total())
         return sum(section.nbytes for section in state.sections.values())
