@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,7 +27,6 @@ from swarmnode.model.backprop import Backprop, ForwardGraph
 from swarmnode.model.boundary_code import decode_boundary, encode_boundary
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
-from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, sections_of
 from swarmnode.model.memory_budget import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema, learning_rate
@@ -37,6 +37,9 @@ from swarmnode.model.tensor import to_device
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
 from swarmnode.run.manifest import Manifest, boundary_codes
+
+if TYPE_CHECKING:
+    from swarmnode.model.frozen import FrozenParameters
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -77,6 +80,8 @@ def stage_module(
         module = Decoder(manifest.model, part)
     frozen = None
     if has_adapters(manifest):
+        from swarmnode.model.frozen import FrozenParameters
+
         frozen = FrozenParameters(module, manifest, part, device, dtype, trained)
         if not manifest.base.index:
             frozen.fill(partial(initial, manifest.model, manifest.seed))

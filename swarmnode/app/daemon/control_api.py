@@ -13,7 +13,6 @@ import psutil
 
 from swarmnode import __version__
 from swarmnode.app.daemon.clock import SystemClock
-from swarmnode.app.daemon.current_settings import manifest_now, settings_now
 from swarmnode.app.daemon.empty_stages import empty_stages, sleepers
 from swarmnode.app.daemon.options import NodeOptions
 from swarmnode.app.machine.stage_fit import StageFit
@@ -310,6 +309,8 @@ class ControlApi:
 
     def config(self) -> control_pb2.ConfigReply:
         """The settings and the run's manifest as they are now."""
+        from swarmnode.app.daemon.current_settings import manifest_now, settings_now
+
         done = None if self._node is None else self._node.stage_status().round_index
         fields = manifest_now(self.process.manifest, self.process.admission.amendments, done)
         rows = [*settings_now(self._options.settings, self.regulator), *fields]

@@ -14,7 +14,6 @@ import click
 from swarmnode.base.errors import Unavailable
 from swarmnode.base.ids import stage_name
 from swarmnode.base.metrics.events import Echo
-from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, other_set
 from swarmnode.data.index import Index
 from swarmnode.keep.transfer.chunk_set import (
@@ -33,6 +32,7 @@ from swarmnode.net.transport.address import parse_bootstraps
 
 if TYPE_CHECKING:
     from swarmnode.app.daemon.control_api import DaemonContext
+    from swarmnode.data.base_index import BaseIndex
 
 CACHE_FOLDER = "chunks"
 GIVING = ServeLimits(asker_burst=256 << 20, asker_rate=16 << 20, all_burst=1 << 30, all_rate=64 << 20, yields=False)

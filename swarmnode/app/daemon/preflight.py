@@ -14,7 +14,6 @@ from swarmnode.app.machine.stage_fit import Shortage, StageFit, best_fit, machin
 from swarmnode.base.atomic_file import check_free, check_writable
 from swarmnode.base.errors import DataError, HardwareFault, NotPermitted, UsageError
 from swarmnode.base.ids import stage_name, stages_name
-from swarmnode.data.base_index import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.device import autocasts
@@ -120,6 +119,8 @@ async def check_can_work(options: NodeOptions, manifest: Manifest, found: StageF
         if not is_url(where):
             await asyncio.to_thread(_check_saving, where, manifest, able)
     if options.base is not None and manifest.base.index:
+        from swarmnode.data.base_index import other_base
+
         expected = bytes.fromhex(manifest.base.index)
         if (reason := await asyncio.to_thread(other_base, options.base, expected)) is not None:
             raise DataError(f"--base: {reason}")

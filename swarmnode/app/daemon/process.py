@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,9 +35,7 @@ from swarmnode.app.daemon.reachability import (
 )
 from swarmnode.app.daemon.service_manager import Supervisor
 from swarmnode.app.daemon.startup import KEY_FILE, start
-from swarmnode.app.machine.checkup import check, find_resumptions
 from swarmnode.app.machine.compute import ThreadCompute
-from swarmnode.app.machine.device_pace import device_pace
 from swarmnode.app.machine.folder_store import FolderStore, open_store
 from swarmnode.app.machine.receipt_store import Receipts
 from swarmnode.app.machine.replica import TorchReplica
@@ -60,7 +58,6 @@ from swarmnode.base.metrics import name
 from swarmnode.base.ports import Clock, Compute, Priority, Replica, Telemetry, Transport
 from swarmnode.base.untrusted_text import printable
 from swarmnode.base.wire import call_pb2, record_pb2
-from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.index import Index
 from swarmnode.keep.recovery.checkpoint_io import SavedMean
@@ -83,6 +80,9 @@ from swarmnode.train.node.shared_transport import SharedTransport
 from swarmnode.train.node.span import PartTelemetry, SpanPorts
 from swarmnode.train.pipeline.microbatch_size import Host
 from swarmnode.train.pipeline.span import block_around
+
+if TYPE_CHECKING:
+    from swarmnode.data.base_index import BaseIndex
 
 # Assemble a daemon's regulator: limits from its options, rates for its transport, load for its device, and a person's
 # pause from the home, where it outlives the process.
@@ -451,6 +451,8 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
     base = base_ports(process, stack)
     node = _node(process, await _saving(process), compute, text, base)
     if process.options.device_flops:
+        from swarmnode.app.machine.device_pace import device_pace  # of machines that imitate others
+
         compute.pace = device_pace(process.manifest, process.options.device_flops, lambda: node.stage)
     works = partial(_works, node)
     process.transport.prefer(works)
@@ -475,6 +477,8 @@ async def _saving(process: DaemonContext) -> CheckpointOptions:
     resumption = None
     where = checkpoints(options, manifest)
     if options.resume:
+        from swarmnode.app.machine.checkup import check, find_resumptions
+
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
         check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
     signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()

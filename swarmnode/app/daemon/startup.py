@@ -22,7 +22,6 @@ from swarmnode.app.daemon.reachability import (
     stay_reachable,
 )
 from swarmnode.app.daemon.service_manager import doing
-from swarmnode.app.machine.checkup import find_resumptions
 from swarmnode.app.machine.stage_fit import StageFit
 from swarmnode.base.errors import Forbidden, ManifestError, NotPermitted, RemoteFault, Unavailable
 from swarmnode.base.identity import Identity, friendly_name
@@ -251,6 +250,8 @@ async def _cut(options: NodeOptions, amendments: Amendments, contacts: Contacts,
         return 0
     samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
     if options.resume:
+        from swarmnode.app.machine.checkup import find_resumptions
+
         samples.append((await find_resumptions(options.resume, amendments.run_id))[0].checkpoint.samples)
     for peer in await connected(transport, parse_bootstraps(options.bootstrap)):
         samples.append(await claimed_by(transport, peer) or 0)

@@ -16,7 +16,6 @@ from swarmnode.base.errors import DataError, LocalFault, RemoteFault, SwarmnodeE
 from swarmnode.base.ids import PeerId, stage_name
 from swarmnode.base.metrics import name
 from swarmnode.base.ports import Neighbour, Priority, Replica, State
-from swarmnode.keep.recovery.former_cut import FormerCut
 from swarmnode.keep.recovery.recovery_look import RecoveryLook
 from swarmnode.keep.recovery.recovery_source import (
     AfterFailure,
@@ -237,6 +236,8 @@ class _Restoration:
                 return await self._from_archive(view, copies)
             case RecoverySource.PIECES:
                 assert self._restorer.earlier is not None
+                from swarmnode.keep.recovery.former_cut import FormerCut  # few runs cut their stages anew
+
                 former = FormerCut(self._restorer, self._restorer.earlier.manifest)
                 saved = await former.gathered(self._fetcher, self._look.swarm(), self._stage)
                 return await self._from_store(view, saved)

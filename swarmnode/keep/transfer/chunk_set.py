@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from swarmnode.base.errors import Busy, NotPermitted, RemoteFault, Unavailable
@@ -25,13 +25,15 @@ from swarmnode.base.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.base.token_bucket import PeerBudget, TokenBucket
 from swarmnode.base.uplink_scheduler import BULK_BYTES, SLOWEST_BYTES_PER_S
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, ChunkIndex, ChunkStore, find_index
 from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Index
 from swarmnode.keep.transfer.download import PAUSE_MAX_S, PAUSE_S, GiverRecord, pause_s
 from swarmnode.net.membership.liveness import AGAIN_S, SAMPLE
 from swarmnode.net.membership.trust import STRANGERS_SHARE
 from swarmnode.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from swarmnode.data.base_index import BaseIndex
 
 MEMBERS_ASKED_MAX = SAMPLE  # for one chunk, in a row
 
@@ -537,4 +539,19 @@ def base_set_of(
 ) -> ChunkSet[BaseIndex]:
     """The pretrained model that the run starts from. `folder` is one that this machine's user named, with the model's
     files in it."""
+    from swarmnode.data.base_index import BaseIndex  # most runs have none
+
     return ChunkSet(BaseIndex, bytes.fromhex(manifest.base.index), cache, folder, telemetry)
+
+
+def serve_chunks(
+    ports: Sequence[SetPorts[Index] | SetPorts[BaseIndex] | None],
+    transport: Transport,
+    telemetry: Telemetry,
+    works: Callable[[PeerId], bool],
+) -> None:
+    """Give the chunks of the run's data set and base model that are on this node to other members, most to those for
+    which `works` is true."""
+    sets = [each.set for each in ports if each is not None]
+    if sets:
+        ChunkServer(sets, transport, telemetry, ServeLimits(), works).serve()

@@ -16,7 +16,7 @@ from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.metrics import name
 from swarmnode.base.ports import Priority, Replica, Transport
 from swarmnode.data.base_index import BaseIndex, WeightSpan
-from swarmnode.keep.transfer.chunk_set import PREFETCH_CHUNKS, ChunkServer, ChunkSources, ServeLimits
+from swarmnode.keep.transfer.chunk_set import PREFETCH_CHUNKS, ChunkSources
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.run.manifest import Manifest
@@ -111,11 +111,3 @@ def spans_of(index: BaseIndex, shapes: Shapes) -> dict[int, list[WeightSpan]]:
                 " manifest with `swarmnode init --from`"
             )
     return spans
-
-
-def serve_chunks(ports: NodePorts, transport: Transport, works: Callable[[PeerId], bool]) -> None:
-    """Give the chunks of the run's data set and base model that are on this node to other members, most to those for
-    which `works` is true."""
-    sets = [each.set for each in (ports.data, ports.base) if each is not None]
-    if sets:
-        ChunkServer(sets, transport, ports.telemetry, ServeLimits(), works).serve()

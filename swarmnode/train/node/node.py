@@ -16,19 +16,19 @@ from swarmnode.base.bounds import STAGES_MAX
 from swarmnode.base.concurrency import background_tasks, forever
 from swarmnode.base.errors import KeyInUse
 from swarmnode.base.ids import PeerId, RunId, short, swarm_of
-from swarmnode.base.ports import Answer, Call, Handler, Priority, Replica, State
+from swarmnode.base.ports import Answer, Call, Handler, Priority, Replica, State, Transport
 from swarmnode.base.token_rate import RunSpeed
 from swarmnode.base.wire import record_pb2
 from swarmnode.keep.recovery.checkpoint import Origin
-from swarmnode.keep.recovery.former_cut import FormerCut
 from swarmnode.keep.recovery.restore import StateRestorer
+from swarmnode.keep.recovery.restore_context import BaseWeights
 from swarmnode.keep.recovery.resumption import EarlierCut, SavedStages
+from swarmnode.keep.transfer.chunk_set import serve_chunks
 from swarmnode.keep.transfer.donor import LoadedDonor
 from swarmnode.keep.transfer.snapshot import Snapshot
 from swarmnode.net.membership.liveness import Pinger
 from swarmnode.run.admission.amendment import Amendments
 from swarmnode.run.manifest import Manifest
-from swarmnode.train.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.train.node.caller_check import CallerCheck
 from swarmnode.train.node.checkpointer import announce_checkpoints
 from swarmnode.train.node.drain import DrainReport, goodbye
@@ -87,7 +87,8 @@ class Node:
             presence.peer_table.excluded,
             ports.work,
         )
-        serve_chunks(ports, self.transport, presence.run_progress.clock.history.times.__contains__)
+        works = presence.run_progress.clock.history.times.__contains__
+        serve_chunks((ports.data, ports.base), self.transport, ports.telemetry, works)
         self.pinger = pinger = Pinger(self.transport, run_id)
         self.restorer = restorer = StateRestorer(
             manifest,
@@ -101,7 +102,7 @@ class Node:
             ports.saving,
             SavedStages(ports.saving.home, Origin.of(manifest, run_id, ports.saving.signed), cut, earlier),
             self._caller_check.warranted,
-            None if ports.base is None else BaseFetcher(manifest, run_id, ports, self.transport, presence),
+            _base_weights(manifest, run_id, ports, self.transport, presence),
             ports.replica,
             earlier,
         )
@@ -202,6 +203,8 @@ class Node:
         offload = self.ports.hashing or partial(self.ports.compute.run, Priority.OUTER, 0)
         give = {}
         if (earlier := self.restorer.earlier) is not None:
+            from swarmnode.keep.recovery.former_cut import FormerCut  # few runs cut their stages anew
+
             give_piece = FormerCut(self.restorer, earlier.manifest).give
             pieces = LoadedDonor(self._context.run_id, give_piece, offload, self._telemetry)
             give = {"snapshot": pieces.offer, "chunk": pieces.chunk}
@@ -390,6 +393,17 @@ class Node:
         """Write the stage to disk: this machine may be taken away soon, perhaps without another word."""
         if self.served is not None:
             tasks.create_task(self.served.save())
+
+
+def _base_weights(
+    manifest: Manifest, run_id: RunId, ports: NodePorts, transport: Transport, presence: Presence
+) -> BaseWeights | None:
+    """The weights of the pretrained model that the run starts from, if it does."""
+    if ports.base is None:
+        return None
+    from swarmnode.train.node.base_fetcher import BaseFetcher
+
+    return BaseFetcher(manifest, run_id, ports, transport, presence)
 
 
 def _cut_before(amendments: Amendments | None, cut: int) -> EarlierCut | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swarmnode.base.identity import Identity
 from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.keep.recovery.checkpoint_io import SavedMean
 from swarmnode.keep.recovery.restore import StateRestorer
@@ -29,6 +29,9 @@ from swarmnode.train.node.piggyback import PiggybackTransport
 from swarmnode.train.node.presence import Presence
 from swarmnode.train.pipeline.feeder import Samples
 from swarmnode.train.pipeline.microbatch_size import Host
+
+if TYPE_CHECKING:
+    from swarmnode.data.base_index import BaseIndex
 
 
 @dataclass(frozen=True, slots=True)
