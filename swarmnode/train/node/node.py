@@ -87,8 +87,6 @@ class Node:
             presence.peer_table.excluded,
             ports.work,
         )
-        works = presence.run_progress.clock.history.times.__contains__
-        serve_chunks((ports.data, ports.base), self.transport, ports.telemetry, works)
         self.pinger = pinger = Pinger(self.transport, run_id)
         self.restorer = restorer = StateRestorer(
             manifest,
@@ -199,6 +197,8 @@ class Node:
 
     def _register(self) -> None:
         """Register all handlers before any peer can learn the address. Without a stage they raise Unavailable."""
+        works = self.presence.run_progress.clock.history.times.__contains__
+        serve_chunks((self.ports.data, self.ports.base), self.transport, self._telemetry, works)
         nbytes_max = self._manifest.limits.frame_bytes_max
         offload = self.ports.hashing or partial(self.ports.compute.run, Priority.OUTER, 0)
         give = {}
