@@ -126,6 +126,61 @@ async def test_a_home_is_rid_of_former_cuts_and_of_what_was_half_written(tmp_pat
     assert len(await saved_in(1, 3, earlier=0)) == 2, "a later cut, of which this process has not heard, stays"
 
 
+class Killed(Exception):
+    pass
+
+
+class UntilKilled(FolderStore):
+    """A process that is killed after `writes` writes: it deletes nothing any more."""
+
+    def __init__(self, folder: Path, writes: int) -> None:
+        super().__init__(folder)
+        self.writes = writes
+
+    async def write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
+        self.writes -= 1
+        if self.writes < 0:
+            raise Killed
+        return self._write(name, parts)  # no thread that would outlive the process
+
+    async def delete(self, name: str) -> None:
+        if self.writes >= 0:
+            await super().delete(name)
+
+
+@pytest.mark.parametrize("writes", range(6))
+async def test_a_node_killed_while_it_saves_a_stage_again_in_a_round_has_the_one_before(
+    tmp_path: Path, writes: int
+) -> None:
+    """As a machine that is taken away while its node leaves: its last periodic save is often of the same round."""
+
+    async def save(store: FolderStore, steps: int, samples: int, *, left: bool = False) -> None:
+        saved = SavedStages(store, Origin.of(run_of(2), RUN))
+        await saved.look()
+        state = state_of(2, 1, steps)
+        for name, section in state.sections.items():
+            state.sections[name] = (np.frombuffer(section, "<f4") + np.float32(steps)).data.cast("B")  # type: ignore[index]
+        progress = to_message({PEERS[0]: samples})
+        kept = {"stage": 1, "round_index": 3, "peer": PEERS[0], "progress": progress, "left": left}
+        await saved.save(state, shapes_of(2, 1), **kept)  # type: ignore[arg-type]
+
+    async def newest() -> tuple[int, int]:
+        saved = SavedStages(FolderStore(tmp_path), Origin.of(run_of(2), RUN))
+        await saved.look()
+        (one,) = saved.found
+        await checkpoint_io.verify(one.store, one.base, one.checkpoint)
+        return one.checkpoint.samples, one.checkpoint.parts[0].inner_steps
+
+    await save(FolderStore(tmp_path), 7, 300)
+    with pytest.raises(Killed):
+        await save(UntilKilled(tmp_path, writes), 8, 310, left=True)
+    assert await newest() == (300, 7)
+    await save(FolderStore(tmp_path), 9, 310, left=True)
+    assert await newest() == (310, 9)
+    await save(FolderStore(tmp_path), 9, 310, left=True)
+    assert await newest() == (310, 9), "at equal samples the later one stays"
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"[" * 3000, b'{"stage": 1e999, "round": []}', b"\xff" * 100, None])
 async def test_a_damaged_saved_state_is_told_once_and_left_out(
     raw: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -318,7 +373,7 @@ class Failing(FolderStore):
         if nbytes > self.room:
             raise LocalFault(f"cannot write {name}: No space left on device; free space or save elsewhere")
         self.room -= nbytes
-        return await super().write(name, parts)
+        return self._write(name, parts)  # no thread that would outlive the process
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

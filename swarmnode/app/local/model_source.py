@@ -242,12 +242,12 @@ async def _of_saved(saved: list[SavedStage], folder: Path, last: bool) -> Gather
             )
         part = found.part
         mean = not last and share > 0.0
-        weight = weight_of(share, part.averaged, found.age[0]) if mean else 1.0
+        weight = weight_of(share, part.averaged, found.samples) if mean else 1.0
         files = form.holding(part.files, form.MEAN) if mean and part.averaged else form.holding(part.files, "theta")
         tensors = await checkpoint_io.load_tensors(store, found.base, files)
         copies.append(models.copy_of(part.peer, tensors, str(root / found.base), weight))
     rounds = max(found.part.round for found in saved)
-    samples = max(found.age[0] for found in saved)
+    samples = max(found.samples for found in saved)
     made_s = max((root / found.base).stat().st_mtime for found in saved)
     return models.checked(
         models.Gathered(manifest, run_id, rounds, samples, tuple(copies), "saved stages", made_unix_s=made_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -105,8 +106,8 @@ async def newest_of(store: Store, run_id: RunId) -> Resumption | None:
 
 
 KEPT = CheckpointSpec().keep  # saved stages that stay in a home, whatever stages they are of
-LABEL = re.compile(r"round-(?P<round>\d+)(-cut-(?P<cut>\d+))?-(?P<stage>stage-\d+)")
-SAVED = re.compile(r".*/round-\d+(-cut-(?P<cut>\d+))?-(stage-\d+)/\3\.json")
+LABEL = r"round-(?P<round>\d+)(-cut-(?P<cut>\d+))?(-again-\d+)?-(?P<stage>stage-\d+)"
+SAVED = re.compile(rf".*/{LABEL}/(?P=stage)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,14 @@ class SavedStage:
         return self.part.run_id or self.base.split("/")[-3]
 
     @property
-    def age(self) -> tuple[int, int, int]:
-        """Grows with what is trained: samples of the run, the round, the replica's steps."""
-        return Progress.from_wire(to_message(self.part.progress)).total, self.part.round, self.part.inner_steps
+    def samples(self) -> int:
+        """Samples of the run when it was saved."""
+        return Progress.from_wire(to_message(self.part.progress)).total
+
+    @property
+    def age(self) -> Age:
+        """Grows with what is trained."""
+        return _age(self.samples, self.part)
 
 
 async def saved_stages(
@@ -209,11 +215,11 @@ class SavedStages:
             part = saved.part
             origin = self._origins.get(saved.cut)
             if origin is not None and part.stage < origin.stages:
-                kept = Checkpoint(origin, saved.label, part.round, saved.age[0], part.progress, (part,))
+                kept = Checkpoint(origin, saved.label, part.round, saved.samples, part.progress, (part,))
                 found = self.found if saved.cut == self._cut else self.pieces
                 found.append(Resumption(self._store, saved.base, kept))
-        self.found.sort(key=_age, reverse=True)
-        self.pieces.sort(key=_age, reverse=True)
+        self.found.sort(key=_of, reverse=True)
+        self.pieces.sort(key=_of, reverse=True)
 
     def _tell_damaged(self, name: str, why: str) -> None:
         if name not in self._damaged:
@@ -226,7 +232,7 @@ class SavedStages:
         if not newest.keys() >= set(stages):
             return None
         parts = list[StagePart]()
-        oldest = min((newest[stage] for stage in stages), key=_age)
+        oldest = min((newest[stage] for stage in stages), key=_of)
         for base, (part,) in ((newest[stage].base, newest[stage].checkpoint.parts) for stage in stages):
             files = (replace(file, name=f"{base}{file.name}") for file in part.files)
             parts.append(replace(part, files=tuple(files)))
@@ -260,16 +266,16 @@ class SavedStages:
         done = blocks or record_pb2.Blocks()
         holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), done, line, run_id, left, mean)
         cut = self._earlier.cut if piece and self._earlier is not None else self._cut
-        label = f"{form.label(round_index)}{f'-cut-{cut}' if cut else ''}-stage-{stage}"
+        label = self._free(f"{form.label(round_index)}{f'-cut-{cut}' if cut else ''}", f"-stage-{stage}")
         place = form.place(run_id, label)
         await checkpoint_io.save_stage(self._store, place, state, shapes, holding)
         await self.look()
         if piece:
             return
-        mine = next(at for at, one in enumerate(self.found) if one.base == f"{place}/")
+        mine = next(one for one in self.found if one.base == f"{place}/")
+        same = [one for one in self.found if one.checkpoint.parts[0].stage == stage and _of(one) <= _of(mine)]
         for at, old in enumerate([*self.found, *self.pieces]):
-            older = mine < at < len(self.found) and old.checkpoint.parts[0].stage == stage
-            if at != mine and (older or at >= KEPT):
+            if old is not mine and (at >= KEPT or any(old is one for one in same)):
                 await RunStore(self._store, old.checkpoint.origin.run_id).delete(old.checkpoint.label)
         await self._clean(round_index)
 
@@ -280,7 +286,7 @@ class SavedStages:
         run = RunStore(self._store, self._origins[self._cut].run_id)
         least = 0 if self._earlier is None else self._earlier.cut
         for label, files in (await run.labels()).items():
-            whose = LABEL.fullmatch(label)
+            whose = re.fullmatch(LABEL, label)
             if whose is None:
                 continue
             cut = int(whose["cut"] or 0)
@@ -288,7 +294,20 @@ class SavedStages:
             if cut < least or torn:
                 await run.delete(label)
 
+    def _free(self, before: str, after: str) -> str:
+        """A label that no saved stage has: one that a kill leaves half written spoils none that was whole."""
+        taken = {one.checkpoint.label for one in (*self.found, *self.pieces)}
+        labels = (f"{before}{f'-again-{number}' if number else ''}{after}" for number in itertools.count())
+        return next(label for label in labels if label not in taken)
 
-def _age(saved: Resumption) -> tuple[int, int, int]:
-    part = saved.checkpoint.parts[0]
-    return saved.checkpoint.samples, part.round, part.inner_steps
+
+Age = tuple[int, int, int, bool]
+
+
+def _age(samples: int, part: StagePart) -> Age:
+    """Samples of the run, the round, the replica's steps, and whether it has all that a node saves as it leaves."""
+    return samples, part.round, part.inner_steps, part.left
+
+
+def _of(saved: Resumption) -> Age:
+    return _age(saved.checkpoint.samples, saved.checkpoint.parts[0])
