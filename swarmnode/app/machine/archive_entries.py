@@ -7,7 +7,7 @@ import hashlib
 
 from swarmnode.base.errors import DataError
 from swarmnode.keep.recovery import checkpoint as form
-from swarmnode.keep.recovery.archive import ABOUT, COPIES, UNMEASURED, ArchiveEntry, read_entry, read_provenance
+from swarmnode.keep.recovery.archive import ABOUT, UNMEASURED, ArchiveEntry, StageProvenance, read_entry
 from swarmnode.keep.recovery.run_store import RunStore
 
 
@@ -23,7 +23,7 @@ async def record(store: RunStore, label: str, copied_unix_s: float) -> ArchiveEn
     DataError where it is damaged."""
     place = store.place(label)
     checkpoint = form.checkpoint_of(await store.read(label, form.ROOT), f"{place}/{form.ROOT}")
-    provenance = read_provenance(await store.read(label, COPIES), f"{place}/{COPIES}")
+    provenance = tuple([StageProvenance.of(part) for part in checkpoint.parts])
     hashes = {file.name: file.sha256 for file in checkpoint.files}
     files = []
     for file, nbytes in (await store.labels())[label].items():

@@ -37,20 +37,17 @@ from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.archive import (
     ABOUT,
-    COPIES,
     EARLY_S,
     NO_SCORES,
     UNMEASURED,
     ArchiveEntry,
     Deserted,
     Scores,
-    StageProvenance,
     labels_to_keep,
     needed_nbytes,
     next_copy_s,
-    provenance_to_text,
 )
-from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin
+from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin, Witnesses
 from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.keep.recovery.run_store import RunStore
 from swarmnode.keep.transfer.donor import ArchiveBudget
@@ -350,8 +347,7 @@ class Archive:
             self.sources.release(taken.copy)
         checkpoint = await checkpoint_io.assembled(self._store.store, self.origin, label)
         assert checkpoint is not None, "every stage was saved"
-        words = [_word(stage, taken) for stage, taken in enumerate(copy_run.stages)]
-        for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
+        for file, data in self._files(checkpoint).items():
             await self._store.write(label, file, data)
         await checkpoint_io.complete(self._store.store, self.origin, label)
         entry = self.entries[label] = await record(self._store, label, copied_unix_s)
@@ -370,7 +366,16 @@ class Archive:
     async def _save_stage(self, label: str, stage: int, taken: TakenCopy, copy_run: RunCopy) -> None:
         part = stages_of(self.manifest)[stage]
         shapes = {"phi": section_shapes(self.manifest, part)["phi"]}
-        holding = ReplicaHoldings(stage, taken.copy.offer.round, taken.copy.peer, copy_run.progress, copy_run.blocks)
+        verdict = taken.verdict
+        holding = ReplicaHoldings(
+            stage,
+            taken.copy.offer.round,
+            taken.copy.peer,
+            copy_run.progress,
+            copy_run.blocks,
+            run_id=self.origin.run_id,
+            witnesses=Witnesses(verdict.agree, verdict.liars, verdict.reason),
+        )
         await checkpoint_io.save_stage(
             self._store.store,
             self._store.place(label),
@@ -404,9 +409,3 @@ def _incomplete(folder: Path) -> list[Path]:
     for part in folder.glob(f"*/*{TEMPORARY}"):
         part.unlink(missing_ok=True)
     return [each for each in sorted(folder.iterdir()) if each.is_dir() and not (each / form.ROOT).is_file()]
-
-
-def _word(stage: int, taken: TakenCopy) -> StageProvenance:
-    offer = taken.copy.offer
-    verdict = taken.verdict
-    return StageProvenance(stage, offer.round, taken.copy.peer, verdict.agree, verdict.liars, verdict.reason)

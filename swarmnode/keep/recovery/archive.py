@@ -7,17 +7,17 @@ compares the copy with those of other replicas of the stage, and with the copy t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from swarmnode.base.errors import DataError, Unavailable
 from swarmnode.base.ids import PeerId, short, stage_name
+from swarmnode.keep.recovery.checkpoint import StagePart
 from swarmnode.keep.recovery.recovery_source import CLAIM_WAIT_S
 from swarmnode.keep.transfer.state_slices import APART_MAX
 
@@ -74,9 +74,6 @@ ABOUT = "archive.json"
 
 UNMEASURED = "later"
 """As `ArchiveEntry.measured`: the model can be used, and its loss follows."""
-
-COPIES = "copies.json"
-"""The same, of whose copies were taken: written before the checkpoint is complete, so that a kill does not lose it."""
 
 Distances = Mapping[tuple[int, int], float]
 """How far copies i < j are apart, in lengths of the longer one (keep/recovery/state_check.py)."""
@@ -199,6 +196,12 @@ class StageProvenance:
     liars: tuple[str, ...]
     reason: str
 
+    @staticmethod
+    def of(part: StagePart) -> StageProvenance:
+        """As the copy's own index tells it."""
+        said = part.witnesses
+        return StageProvenance(part.stage, part.round, part.peer, said.agree, said.liars, said.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
@@ -222,42 +225,17 @@ class ArchiveEntry:
 
     def to_text(self) -> bytes:
         """JSON of this entry, in the format of `read_entry`."""
-        return _text({**dataclasses.asdict(self), "scores": self.scores.to_json()})
-
-
-def provenance_to_text(words: Sequence[StageProvenance]) -> bytes:
-    """JSON of the provenance of each stage, in the format of `read_provenance`."""
-    return _text([dataclasses.asdict(word) for word in words])
-
-
-def read_provenance(data: bytes, where: str) -> tuple[StageProvenance, ...]:
-    """Parse the provenance of each stage. Raises DataError that begins with `where` for data that an archive did not
-    write."""
-    with _written_here(where):
-        return _provenance(json.loads(data))
+        tree = {**dataclasses.asdict(self), "scores": self.scores.to_json()}
+        return (json.dumps(tree, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_entry(data: bytes, where: str) -> ArchiveEntry:
     """Parse an entry. Raises DataError that begins with `where` for data that an archive did not write."""
-    with _written_here(where):
+    try:
         tree = json.loads(data)
-        tree["stages"] = _provenance(tree["stages"])
+        tree["stages"] = tuple(StageProvenance(**{**row, "liars": tuple(row["liars"])}) for row in tree["stages"])
         tree["files"] = tuple((str(name), int(nbytes), str(sha256)) for name, nbytes, sha256 in tree["files"])
         tree["scores"] = Scores.of_json(tree["scores"])
         return ArchiveEntry(**tree)
-
-
-def _text(tree: object) -> bytes:
-    return (json.dumps(tree, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _provenance(rows: list[dict[str, object]]) -> tuple[StageProvenance, ...]:
-    return tuple(StageProvenance(**{**row, "liars": tuple(row["liars"])}) for row in rows)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def _written_here(where: str) -> Iterator[None]:
-    try:
-        yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"{where}: not as an archive writes it ({error}); it is made again") from None

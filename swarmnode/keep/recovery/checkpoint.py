@@ -53,6 +53,19 @@ class ShardFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What other replicas of a stage said of a copy that an archive took: the number that agreed, those whose copies
+    were far from it, and why it was taken."""
+
+    agree: int = 0
+    liars: tuple[str, ...] = ()
+    reason: str = ""
+
+
+NO_WITNESSES = Witnesses()
+
+
+@dataclass(frozen=True, slots=True)
 class StagePart:
     """The files of a stage as saved by one replica. `blocks` are the finished ones (data/blocks.py), known to feeders
     only. `left`: saved as its node left, not under way. `averaged`: samples of the run that its running mean spans."""
@@ -71,6 +84,7 @@ class StagePart:
     run_id: str = ""
     left: bool = True
     averaged: int = 0
+    witnesses: Witnesses = NO_WITNESSES
 
 
 @dataclass(frozen=True, slots=True)
