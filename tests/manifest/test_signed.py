@@ -21,6 +21,7 @@ from swarmnode.run.manifest import (
     Manifest,
     canonical,
     init,
+    parse,
     parse_signed,
     read_manifest,
     read_signed,
@@ -29,7 +30,8 @@ from swarmnode.run.manifest import (
     verify,
     write_signed,
 )
-from swarmnode.run.manifest.signed import DOMAIN, RETIRED, SIGNED_BYTES_MAX, from_canonical
+from swarmnode.run.manifest.signed import DOMAIN, SIGNED_BYTES_MAX, from_canonical
+from swarmnode.run.manifest.spec import CONSTANTS
 from swarmnode.run.owner import create_owner, load_owner, public_bytes
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -40,13 +42,20 @@ def resign(raw: bytes, key: Ed25519PrivateKey = KEY) -> record_pb2.SignedManifes
     return record_pb2.SignedManifest(manifest=raw, owner=public_bytes(key), signature=key.sign(DOMAIN + raw))
 
 
-def test_a_retired_field_has_the_value_of_all_runs_and_no_other() -> None:
+@pytest.mark.parametrize("field", CONSTANTS)
+def test_a_constant_is_read_with_the_value_of_all_runs_and_no_other(field: str) -> None:
     tree = json.loads(canonical(Manifest()))
-    for (table, name), value in RETIRED.items():
-        assert tree[table][name] == value
-        changed = {**tree, table: {**tree[table], name: 7}}
-        with pytest.raises(ManifestError, match=name):
-            from_canonical(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode())
+    table, _, name = field.rpartition(".")
+    constant = CONSTANTS[field]
+    assert (name in tree[table]) == constant.signed
+    assert not constant.signed or tree[table][name] == json.loads(json.dumps(constant.value))
+    changed = {**tree, table: {**tree[table], name: 7}}
+    words = rf"{field} = 7: it is .* in every run: delete the line"
+    with pytest.raises(ManifestError, match=words):
+        from_canonical(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(ManifestError, match=words):
+        parse(f"[{table}]\n{name} = 7\n", "manifest.toml")
+    assert parse(f"[{table}]\n{name} = {json.dumps(constant.value)}\n", "manifest.toml") == Manifest()
 
 
 def test_the_id_is_of_content_and_owner() -> None:

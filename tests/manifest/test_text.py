@@ -26,7 +26,7 @@ from swarmnode.run.manifest import (
 )
 from swarmnode.run.manifest.check import is_below
 from swarmnode.run.manifest.cross_field import ACROSS
-from swarmnode.run.manifest.spec import BY_NAME, FIELDS
+from swarmnode.run.manifest.spec import BY_NAME, CONSTANTS, FIELDS
 from swarmnode.run.manifest.text import brief, build, schema, value_of, with_value
 from tests.support.method_tables import METHODS
 
@@ -39,11 +39,12 @@ def mistakes(text: str) -> str:
 
 
 def test_every_field_has_its_metadata() -> None:
-    assert {field.name for field in FIELDS} == {
+    names = {
         f"{table}.{key}" if isinstance(values, dict) else table
         for table, values in dataclasses.asdict(Manifest()).items()
         for key in (values if isinstance(values, dict) else [table])
     }
+    assert {field.name for field in FIELDS} == names - CONSTANTS.keys()
     assert all(name in BY_NAME for across in ACROSS for name in across.names)
 
 
@@ -183,7 +184,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ),
         ("model.vocabulary = 300", 'model.vocabulary = 300: allowed is 256 with data.tokenizer = "bytes"'),
         ('data = {source = "text", paths = ["a"]}', 'data.source = "text": a run reads no folder of text by itself'),
-        ('data.paths = ["a"]', 'data.paths = ["a"]: unknown field'),
+        ('data.paths = ["a"]', 'data.paths = ["a"]: it is [] in every run: delete the line'),
         ('data.documents = "packed"', 'data.documents = "packed": allowed is "joined" or "masked"'),
         ("data.end_token = 1", 'data.end_token = 1: allowed is -1 or 0 with data.tokenizer = "bytes"'),
         ('data = {documents = "masked", tokenizer = "t.json"}', 'data.documents = "masked": allowed is "joined"'),

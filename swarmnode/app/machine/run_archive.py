@@ -47,7 +47,7 @@ from swarmnode.keep.recovery.archive import (
     needed_nbytes,
     next_copy_s,
 )
-from swarmnode.keep.recovery.checkpoint import Checkpoint, Origin, Witnesses
+from swarmnode.keep.recovery.checkpoint import Checkpoint, CopyAgreement, Origin
 from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.keep.recovery.run_store import RunStore
 from swarmnode.keep.transfer.donor import ArchiveBudget
@@ -374,7 +374,7 @@ class Archive:
             copy_run.progress,
             copy_run.blocks,
             run_id=self.origin.run_id,
-            witnesses=Witnesses(verdict.agree, verdict.liars, verdict.reason),
+            agreement=CopyAgreement(verdict.agree, verdict.liars, verdict.reason),
         )
         await checkpoint_io.save_stage(
             self._store.store,

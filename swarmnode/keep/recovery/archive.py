@@ -198,8 +198,8 @@ class StageProvenance:
 
     @staticmethod
     def of(part: StagePart) -> StageProvenance:
-        """As the copy's own index tells it."""
-        said = part.witnesses
+        """The origin that the copy's own index tells."""
+        said = part.agreement
         return StageProvenance(part.stage, part.round, part.peer, said.agree, said.liars, said.reason)
 
 

@@ -53,16 +53,16 @@ class ShardFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
-    """What other replicas of a stage said of a copy that an archive took: the number that agreed, those whose copies
-    were far from it, and why it was taken."""
+class CopyAgreement:
+    """Other replicas' words on a copy that an archive took: the number that agreed, those whose copies were far from
+    it, and the reason for taking it."""
 
     agree: int = 0
     liars: tuple[str, ...] = ()
     reason: str = ""
 
 
-NO_WITNESSES = Witnesses()
+NO_AGREEMENT = CopyAgreement()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class StagePart:
     run_id: str = ""
     left: bool = True
     averaged: int = 0
-    witnesses: Witnesses = NO_WITNESSES
+    agreement: CopyAgreement = NO_AGREEMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def cuts(
 
 
 def holding(files: Iterable[ShardFile], section: str) -> list[ShardFile]:
-    """Those of `files` that are read as `section`: an archive holds the slow weights alone, which are read as the fast
+    """The `files` that are read as `section`: an archive holds the slow weights alone, which are read as the fast
     ones too."""
     files = list(files)
     alone = section == "theta" and all(file.section == "phi" for file in files)

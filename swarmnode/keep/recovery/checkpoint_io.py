@@ -19,7 +19,7 @@ from swarmnode.base.ports import State, Store
 from swarmnode.base.wire import record_pb2
 from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import tensorfile
-from swarmnode.keep.recovery.checkpoint import NO_WITNESSES, Checkpoint, Origin, ShardFile, StagePart, Witnesses
+from swarmnode.keep.recovery.checkpoint import NO_AGREEMENT, Checkpoint, CopyAgreement, Origin, ShardFile, StagePart
 from swarmnode.keep.recovery.run_store import RunStore
 from swarmnode.keep.recovery.tensorfile import Shape
 from swarmnode.net.membership.progress import Progress, to_message, to_samples
@@ -56,7 +56,7 @@ class ReplicaHoldings:
     run_id: str = ""
     left: bool = False
     mean: SavedMean | None = None
-    witnesses: Witnesses = NO_WITNESSES
+    agreement: CopyAgreement = NO_AGREEMENT
 
 
 async def save_stage(
@@ -104,7 +104,7 @@ async def save_stage(
             run_id=holding.run_id,
             left=holding.left,
             averaged=0 if holding.mean is None else holding.mean.span,
-            witnesses=holding.witnesses,
+            agreement=holding.agreement,
         )
         await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
         done = True

@@ -53,7 +53,7 @@ def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[StateS
         return StateSlice(
             SLOW.sections, first, count
         ), f"{least} bytes of embedding or head; all of it would be {whole}"
-    return None, f"nothing: {least if count else whole} bytes are more than recovery.snapshot_bytes_max = {bytes_max}"
+    return None, f"nothing: {least if count else whole} bytes are more than the {bytes_max} that a node keeps"
 
 
 def renewal(

@@ -14,37 +14,18 @@ from swarmnode.base.errors import ManifestError, ManifestVersionError, RemoteFau
 from swarmnode.base.ids import RunId, digest
 from swarmnode.base.wire import record_pb2
 from swarmnode.run import owner as owner_key
-from swarmnode.run.manifest.spec import FIELDS, Manifest
+from swarmnode.run.manifest.spec import CONSTANTS, FIELDS, Manifest
 from swarmnode.run.manifest.text import MANIFEST_BYTES_MAX, from_tree, value_of
 
 DOMAIN = b"swarmnode/manifest/v1\0"
 FORMAT = 1
 OWNER_BYTES = 32
 SIGNATURE_BYTES = 64
-# Fields that are gone, with the values that all runs have: in canonical bytes, so that runs signed before stay the same
-# and nodes of earlier versions read those signed now.
-RETIRED: dict[tuple[str, str], Any] = {
-    ("data", "field"): "text",
-    ("data", "paths"): [],
-    ("data", "validation_fraction"): 0.02,
-    ("evaluation", "tasks"): [],
-    ("gossip", "rounds"): "even",
-    ("inner", "inner_batch_end"): 0,
-    ("recovery", "itinerary"): "straight",
-    ("recovery", "snapshot_rounds"): 64,
-    ("recovery", "while_lost"): "wait",
-    ("training", "experts_trained"): 0,
-    ("training", "method"): "lora",
-    ("training", "perturbation"): 1e-3,
-}
 ADDED = frozenset(
     {
         "access.recovery",
         "gossip.butterfly",
         "pipeline.span_max",
-        "recovery.snapshot_part",
-        "recovery.snapshot_seconds",
-        "recovery.snapshot_share",
     }
 )
 """Fields that earlier versions do not know: left out where they have their default."""
@@ -52,7 +33,7 @@ SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (run/a
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, RETIRED ones
+    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, CONSTANTS
     too, but empty ones of [about] and the defaults of [transport] and of ADDED ones, floats in the shortest form that
     reads back the same. Raises ManifestError for a value that is not allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
@@ -67,8 +48,10 @@ def canonical(manifest: Manifest) -> bytes:
         if value is None:
             raise ManifestError(f"{field.name} = {value_of(manifest, field.name)!r}: allowed is {field.check.allowed}")
         place[field.key] = value
-    for (table, name), value in RETIRED.items():
-        tree[table][name] = value
+    for name, constant in CONSTANTS.items():
+        table, _, key = name.rpartition(".")
+        if constant.signed:
+            tree[table][key] = constant.value
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
@@ -117,9 +100,6 @@ def from_canonical(raw: bytes) -> Manifest:
         raise ManifestVersionError(
             f"signed manifest of a format other than {FORMAT}: made by another version of swarmnode"
         )
-    for (table, name), value in RETIRED.items():
-        if isinstance(fields := tree.get(table), dict) and fields.get(name) == value:
-            del fields[name]
     manifest = from_tree(tree, "signed manifest")
     if canonical(manifest) != raw:
         raise ManifestVersionError("signed manifest: not in canonical form: made by another version of swarmnode")

@@ -14,6 +14,7 @@ from swarmnode.run.gossip_rules import codecs, methods
 from swarmnode.run.manifest.check import (
     BYTES_MAX,
     COUNT_MAX,
+    Value,
     ValueCheck,
     bucket,
     flag,
@@ -238,12 +239,9 @@ class PipelineSpec:
         "Consecutive stages that one machine serves, if its memory holds them: microbatches pass them in one hop.",
         "every machine bears one; init writes more where the fleet gains by it",
     )
-    epsilon: float = key(
-        0.1,
-        real(0.0, 1.0),
-        "Share of hops routed uniformly, so that routes mix; none where gradients are averaged before each step.",
-        "guess",
-    )
+    # CONSTANTS: the share of hops routed uniformly, so that routes mix; none where gradients are averaged before each
+    # step. Guess.
+    epsilon: float = 0.1
     window_max: int = key(
         64,
         whole(1, 65_536),
@@ -605,37 +603,22 @@ class RecoverySpec:
         "Nodes of a stage that keep a snapshot of the next one (the last keeps the first's).",
         _TWO,
     )
-    snapshot_seconds: float = key(
-        60.0,
-        real(0.0, 86_400.0),
-        "Seconds of training that the copies of a state, at neighbours and on the disk, are behind at most, where line"
-        " and disk carry it.",
-        "guess: nobody would miss it",
-    )
-    snapshot_part: float = key(
-        0.01,
-        real(0.0, 1.0),
-        "Or so much of the run's samples so far, if that is less.",
-        "guess: nobody would miss it",
-    )
-    snapshot_share: float = key(
-        0.1,
-        real(0.0, 1.0, above=True),
-        "Share of a line's time for renewing the copies that neighbours keep; of a disk's for those that it keeps.",
-        "guess: a tenth less for training where it is the line that bounds it",
-    )
+    # CONSTANTS: copies of a state, at neighbours and on the disk, are behind by this many seconds of training at most,
+    # or by this part of the run's samples if that is less, where line and disk carry it. Guesses: nobody would miss it.
+    snapshot_seconds: float = 60.0
+    snapshot_part: float = 0.01
+    # CONSTANTS: the share of a line's time for renewing the copies that neighbours keep, and of a disk's for those that
+    # it keeps. Guess: a tenth less for training where the line bounds it.
+    snapshot_share: float = 0.1
     snapshot_rounds_max: int = key(
         256,
         whole(0, COUNT_MAX),
         "Largest age in rounds of a snapshot for recovery; if it is older, the stage is rebuilt from its neighbours.",
         "guess",
     )
-    snapshot_bytes_max: int = key(
-        4 << 30,
-        whole(0, BYTES_MAX),
-        "Largest snapshot in bytes that a keeper holds in memory; of a larger one it keeps only embedding and head.",
-        "guess",
-    )
+    # CONSTANTS: the largest snapshot that a keeper holds in memory; of a larger one it keeps only embedding and head.
+    # Guess.
+    snapshot_bytes_max: int = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -807,3 +790,34 @@ _SPECS: dict[str, type] = {
 TABLES = {table: " ".join((spec.__doc__ or "").split()) for table, spec in _SPECS.items()}
 FIELDS = (*_fields("", Manifest), *(each for table, spec in _SPECS.items() for each in _fields(table, spec)))
 BY_NAME = {each.name: each for each in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A field of earlier manifests that has one `value` in all runs. `signed`: it stands in canonical bytes."""
+
+    value: Value
+    signed: bool = True
+
+
+CONSTANTS = {
+    "data.field": Constant("text"),
+    "data.paths": Constant(()),
+    "data.validation_fraction": Constant(0.02),
+    "evaluation.tasks": Constant(()),
+    "gossip.rounds": Constant("even"),
+    "inner.inner_batch_end": Constant(0),
+    "pipeline.epsilon": Constant(PipelineSpec().epsilon),
+    "recovery.itinerary": Constant("straight"),
+    "recovery.snapshot_bytes_max": Constant(RecoverySpec().snapshot_bytes_max),
+    "recovery.snapshot_part": Constant(RecoverySpec().snapshot_part, signed=False),
+    "recovery.snapshot_rounds": Constant(64),
+    "recovery.snapshot_seconds": Constant(RecoverySpec().snapshot_seconds, signed=False),
+    "recovery.snapshot_share": Constant(RecoverySpec().snapshot_share, signed=False),
+    "recovery.while_lost": Constant("wait"),
+    "training.experts_trained": Constant(0),
+    "training.method": Constant("lora"),
+    "training.perturbation": Constant(1e-3),
+}
+"""A manifest that has such a field with another value is refused. Runs that were signed before stay the same, and nodes
+of earlier versions read those signed now."""

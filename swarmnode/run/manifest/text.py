@@ -16,7 +16,7 @@ from swarmnode.base.errors import ManifestError, UsageError
 from swarmnode.base.untrusted_text import printable
 from swarmnode.run.manifest.check import Value
 from swarmnode.run.manifest.cross_field import ACROSS
-from swarmnode.run.manifest.spec import BY_NAME, FIELDS, TABLES, Field, Manifest
+from swarmnode.run.manifest.spec import BY_NAME, CONSTANTS, FIELDS, TABLES, Field, Manifest
 
 MANIFEST_BYTES_MAX = 64 << 10
 SHOWN_MAX = 60
@@ -53,6 +53,12 @@ def from_tree(tree: Mapping[str, Any], origin: str) -> Manifest:
         )
     values: dict[str, Value] = {}
     for name, given in raw.items():
+        if (constant := CONSTANTS.get(name)) is not None:
+            if (tuple(given) if isinstance(given, list) else given) != constant.value:
+                mistakes.append(
+                    f"{name} = {_shown(given)}: it is {_shown(constant.value)} in every run: delete the line"
+                )
+            continue
         field = BY_NAME.get(name)
         if field is None:
             mistakes.append(_unknown(name, given))
