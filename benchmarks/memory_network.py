@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from swarmnode.base.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.base.ids import PeerId, RunId, short
-from swarmnode.base.ports import Admit, Answer, Call, Clock, Handler, Telemetry, WireTensor
+from swarmnode.base.ports import Admit, Announced, Answer, Call, Clock, Handler, Telemetry, WireTensor
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import check_record, open_record
@@ -177,17 +177,18 @@ class MemoryDirectory:
         self._fails = fails
         self.remembered = 0  # what meeting points would say of the run
 
-    async def announce(self, record: record_pb2.SignedRecord) -> bool:
+    async def announce(self, record: record_pb2.SignedRecord) -> Announced:
         """Store the record only if it expires later than the previous one, as in the DHT."""
         own = check_record(record, run_id=self._run_id)
         if self._fails() or own.expires_unix_ms / 1000.0 > self._clock.unix_s() + self._ttl_max_s:
-            return False
+            return Announced(False)
         stored = self._network.records.setdefault((self._run_id, own.stage), {})
         before = stored.get(PeerId(own.peer_id))
+        others = [] if before is None else [before]
         if before is not None and check_record(before, run_id=self._run_id).expires_unix_ms >= own.expires_unix_ms:
-            return False
+            return Announced(False, others)
         stored[PeerId(own.peer_id)] = record
-        return True
+        return Announced(True, others)
 
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
         if self._fails():

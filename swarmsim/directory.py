@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.base.errors import Unavailable
 from swarmnode.base.ids import PeerId, RunId, digest64
-from swarmnode.base.ports import Clock
+from swarmnode.base.ports import Announced, Clock
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import check_record
 from swarmnode.net.transport.contact import Contacts, whom_to_try
@@ -26,7 +26,7 @@ from swarmsim.network import Network, NetworkPort
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
 MEETING_POINT = PeerId("meeting point")  # the run's bootstrap, which every node knows
-ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica
+ANNOUNCE_RTT = 3  # measured: a store takes two round trips to the furthest replica, and one asks for other records
 ASK_NBYTES = 100  # of a RecordsRequest
 MARK_NBYTES = 12  # of each record in it that is known
 STORE_NBYTES = 150  # of a store beside the record, with its answer
@@ -114,8 +114,8 @@ class SimDht:
         self._found: dict[int, _Found] = {}
         self.places: dict[int, _Place] = {}
         self.directories: dict[NetworkPort, SimDirectory] = {}
-        self.moved: Counter[str] = Counter()
-        """Bytes of the directory that each node has sent and received, by label."""
+        self.moved: Counter[tuple[str, str]] = Counter()
+        """Bytes of the directory that each node has sent and received, by label and kind of message."""
 
     def past(self, stage: int) -> _Place:
         return self.places.setdefault(stage, _Place())
@@ -129,16 +129,23 @@ class SimDht:
             self.past(stage).holders = loop_now + NEAR_S, len(self.network.plugs), found
         return found
 
-    def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
+    def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int, kind: str) -> None:
         """Count bytes of a small message on the lines of both."""
         sender.up.carried += nbytes
         receiver.down.carried += nbytes
-        self.count(sender, receiver, nbytes)
+        self.count(sender, receiver, nbytes, kind)
 
-    def count(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
-        self.moved[sender.label] += nbytes
-        self.moved[receiver.label] += nbytes
+    def count(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int, kind: str) -> None:
+        self.moved[sender.label, f"{kind} sent"] += nbytes
+        self.moved[receiver.label, f"{kind} received"] += nbytes
         self.network.sent["records"] += nbytes
+
+    def moved_by_node(self) -> dict[str, int]:
+        """The bytes of all kinds that each node moved, by label."""
+        moved = Counter[str]()
+        for (label, _), nbytes in self.moved.items():
+            moved[label] += nbytes
+        return dict(sorted(moved.items()))
 
     def picture(self, stage: int, until: float, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
         """The unexpired records of `stage` as of loop time `until`."""
@@ -265,7 +272,7 @@ class SimDirectory:
             if not dht.away:
                 dht.meet(me)
 
-    async def announce(self, record: record_pb2.SignedRecord) -> bool:
+    async def announce(self, record: record_pb2.SignedRecord) -> Announced:
         dht = self._dht
         faults = self._dht.faults
         own = check_record(record, run_id=dht.run_id)
@@ -275,30 +282,34 @@ class SimDirectory:
         loop_now = asyncio.get_running_loop().time()
         expires = own.expires_unix_ms / 1000.0
         if not self._plug.alive or dht.down or expires > now + TTL_MAX_S or expires <= now:
-            return False
+            return Announced(False)
         for home in (self._plug.label, *(() if dht.away else (MEETING_POINT,))):
             dht.remembered[home] = max(dht.remembered.get(home, 0), own.progress.total)
         if dht.happens("record lost", faults.loses):
-            return False
+            return Announced(False)
         peer = PeerId(own.peer_id)
         # A record under another stage's key stays there until it expires, as in the DHT.
         entry = dht.stages.setdefault(own.stage, {}).setdefault(peer, _Entry(self._plug))
         entry.plug = self._plug
+        others = [signed for _, until, signed in entry.versions[-1:] if until > now]
         if entry.versions and entry.versions[-1][1] >= expires:
-            return False
+            return Announced(False, others)
         past = dht.past(own.stage)
         nbytes = record.ByteSize()
         past.times.append(loop_now)
         past.nbytes.append((past.nbytes[-1] if past.nbytes else 0) + nbytes)
         for holder in self._search(own.stage, loop_now):
-            dht.charge(self._plug, holder, nbytes + STORE_NBYTES)
+            dht.charge(self._plug, holder, nbytes + STORE_NBYTES, "store")
+        for holder in self._asked(own.stage):
+            dht.charge(self._plug, holder, nbytes + ASK_NBYTES + MARK_NBYTES, "store")
+            dht.charge(holder, self._plug, ASK_NBYTES, "store")
         late_s = dht.rng.expovariate(1.0 / faults.late_s) if faults.late_s else 0.0
         if late_s:
             dht.invalidate(own.stage)
         else:
             dht.announced(own.stage, peer, expires, record)
         entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]
-        return True
+        return Announced(True, others)
 
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
         return (await self.lookups([stage]))[0]
@@ -334,7 +345,7 @@ class SimDirectory:
             self._searched[stage] = loop_now + NEAR_S
             others = [*self._dht.network.plugs.values()]
             for plug in self._dht.rng.sample(others, min(FINDS, len(others))):
-                self._dht.charge(plug, self._plug, FIND_NBYTES)
+                self._dht.charge(plug, self._plug, FIND_NBYTES, "search")
         return holders
 
     def _asked(self, stage: int, count: int = HOLDERS_ASKED) -> list[NetworkPort]:
@@ -379,10 +390,10 @@ class SimDirectory:
         def answer() -> None:
             if plug.alive and me.alive:
                 dht.network.carry(plug, me, back, arrived)
-                dht.count(plug, me, back)
+                dht.count(plug, me, back, "answer")
 
         dht.network.carry(me, plug, there, answer)
-        dht.count(me, plug, there)
+        dht.count(me, plug, there, "question")
         return done
 
     async def claimed(self) -> int:

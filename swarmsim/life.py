@@ -145,7 +145,7 @@ class SimulatedLife:
         outcome.struck = dict(
             sorted((self.world.struck + self.world.network.happened + self.world.dht.happened).items())
         )
-        outcome.directory = dict(sorted(self.world.dht.moved.items()))
+        outcome.directory = self.world.dht.moved_by_node()
         outcome.curve = self._curve
         outcome.validations = self.world.validations
         outcome.real = self.world.scenario.tensors == "torch"

@@ -105,11 +105,22 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The outcome of publishing a record."""
+
+    stored: bool
+    """Whether a peer stored it."""
+    others: Sequence[record_pb2.SignedRecord] = ()
+    """Verified other records of its key that stood in its place, or stand there still: of this process's own past, of a
+    former process, or of one beside it."""
+
+
 class Directory(Protocol):
     """Records that nodes publish of themselves. They are hints: perhaps late, stale or incomplete, but never forged."""
 
-    async def announce(self, record: record_pb2.SignedRecord) -> bool:
-        """Publish our record under its run and stage until it expires. False if no peer stored it."""
+    async def announce(self, record: record_pb2.SignedRecord) -> Announced:
+        """Publish our record under its run and stage until it expires."""
         ...
 
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:

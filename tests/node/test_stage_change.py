@@ -258,7 +258,7 @@ async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
 
         async def announcing() -> None:
             while True:
-                assert await directory.announce(record(liar, 1, speed=1e9))
+                assert (await directory.announce(record(liar, 1, speed=1e9))).stored
                 await asyncio.sleep(0.5)
 
         lying = asyncio.ensure_future(announcing())

@@ -167,7 +167,7 @@ async def test_four_sybil_votes_shut_no_honest_replica_out() -> None:
         directory = MemoryDirectory(v.network, RUN, LoopClock())
         for sybil in sybils:  # they answer pings as any other
             MembershipHandlers(record_pb2.SignedManifest()).serve(MemoryTransport(v.network, sybil.peer_id, RUN))
-            assert await directory.announce(record(sybil, 2))
+            assert (await directory.announce(record(sybil, 2))).stored
         victim = honest[2].node
         hearers = honest[:2]
         known = [hearer.node.presence.peer_table.member for hearer in hearers]

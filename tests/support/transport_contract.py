@@ -387,7 +387,7 @@ class DirectoryContract:
             signed = []
             for number, (directory, identity) in enumerate(zip((pair.here, pair.there), pair.identities, strict=True)):
                 record = sign_record(record_of(identity, pair.unix_s(), stage=1, sequence=number), identity)
-                assert await directory.announce(record)
+                assert (await directory.announce(record)).stored
                 signed.append(record)
             expected = sorted(record.record for record in signed)
             for directory in (pair.here, pair.there):

@@ -65,7 +65,7 @@ async def live(pipe: Connection, path: Path, run_id: RunId, listen: str, bootstr
     while (asked := await loop.run_in_executor(None, pipe.recv)) != "end":
         if asked == "announce":
             record = record_of(identity, time.time(), ttl_s=60)
-            pipe.send(await directory.announce(sign_record(record, identity)))
+            pipe.send((await directory.announce(sign_record(record, identity))).stored)
         else:
             found = await directory.lookup(0)
             pipe.send(sorted(record_pb2.Record.FromString(signed.record).peer_id for signed in found))

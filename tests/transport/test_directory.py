@@ -77,7 +77,7 @@ async def test_a_directory_survives_the_death_of_its_p2pd(tmp_path: Path) -> Non
         os.kill(here.daemon.pid, signal.SIGKILL)
         for attempt in range(600):
             record = record_of(me, time.time(), sequence=attempt, ttl_s=60)
-            if await directory.announce(sign_record(record, me)) and me.peer_id in await first.ask("lookup"):
+            if (await directory.announce(sign_record(record, me))).stored and me.peer_id in await first.ask("lookup"):
                 break
             await asyncio.sleep(0.1)
         else:
@@ -289,6 +289,20 @@ async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide
 
 
 @pytest.mark.loop("uvloop")
+async def test_a_process_hears_of_the_record_of_its_key_whose_place_it_takes(tmp_path: Path) -> None:
+    async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
+        told = list[list[record_pb2.SignedRecord]]()
+        records = [sign_record(record_of(me, time.time(), ttl_s=60 + n, sequence=n), me) for n in range(3)]
+        known = [(first.peer_id, first.addresses)]
+        for process in range(2):  # the second one has an empty book
+            directory = await DhtDirectory.create(here, known, RUN, STAGES, unix_s=time.time)
+            for record in records[process : 2 * process + 1]:
+                told.append([*(await directory.announce(record)).others])
+            await directory.close()
+            here.withdraw("records")
+        assert told == [[], [records[0]], [records[1]]]
+
+
 async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,10 +310,10 @@ async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
     async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
         directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES, unix_s=time.time)
         record = sign_record(record_of(me, time.time(), ttl_s=60), me)
-        assert await directory.announce(record)
+        assert (await directory.announce(record)).stored
         os.kill(first.pid, signal.SIGSTOP)
         assert [found.record for found in await directory.lookup(0)] == [record.record]
-        assert isinstance(await directory.announce(record), bool)
+        assert not (await directory.announce(record)).others
         os.kill(first.pid, signal.SIGCONT)
 
 

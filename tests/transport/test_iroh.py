@@ -191,7 +191,7 @@ async def test_members_find_each_other_when_the_meeting_point_is_gone() -> None:
                 record = record_of(me, time.time(), ttl_s=60 + sequence, sequence=sequence)
                 del record.addresses[:]
                 record.addresses.extend(await transport.addresses())
-                assert await directory.announce(sign_record(record, me))
+                assert (await directory.announce(sign_record(record, me))).stored
             seen = [Record.FromString(one.record) for [found] in [await other.refresh([0])] for one in found]
             return sorted(PeerId(record.peer_id) for record in seen if record.sequence == sequence)
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.base.ids import PeerId, RunId, digest64, machine_of, seeded, short
-from swarmnode.base.ports import Answer, Call, Telemetry
+from swarmnode.base.ports import Announced, Answer, Call, Telemetry
 from swarmnode.base.remembered import Remembered
 from swarmnode.base.wire import call_pb2
 from swarmnode.base.wire import record_pb2 as wire
@@ -27,7 +27,15 @@ from swarmnode.net.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.net.transport.address import dialable_of
 from swarmnode.net.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contact, Contacts, whom_to_try
 from swarmnode.net.transport.path_check import knock
-from swarmnode.net.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
+from swarmnode.net.transport.record_book import (
+    HOLDERS,
+    HOLDERS_ASKED,
+    NEWS_MAX,
+    PLACE_MAX,
+    RPC_TIMEOUT_S,
+    RecordBook,
+    mark_of,
+)
 from swarmnode.net.transport.stream_transport import StreamTransport
 from swarmnode.run.admission.admission import Admission
 
@@ -158,18 +166,21 @@ class CallDirectory:
 
     # The port.
 
-    async def announce(self, record: wire.SignedRecord) -> bool:
+    async def announce(self, record: wire.SignedRecord) -> Announced:
         """Publish our record, or one of a part of this machine, until its expiry, which must be later than the previous
-        one's. False if no peer stored it within SMALL_CALL_S."""
+        one's. Not stored if no peer did so within SMALL_CALL_S."""
         own = check_record(record, run_id=self._run_id)
         if own.peer_id == self._transport.peer_id:
             self._own = record
         stored = list[bool | None]()
+        before = self._book.standing(record)
+        others = [] if before is None or before.signed == record else [before.signed]
         if not self._book.take(own.stage, record, self._unix_s()):
-            return False
+            return Announced(False, others)
         try:
             async with asyncio.timeout(SMALL_CALL_S):
                 holders = await self._holders(own.stage)
+                others += await self._others(holders, own, record, 0 if before is None else before.expires_unix_ms)
                 stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
         except self._faults:
             pass
@@ -177,7 +188,24 @@ class CallDirectory:
             self._forget(own.stage)
         if not any(stored):
             self._event("directory.failed", "warning", reason="nobody stored our record", stage=own.stage)
-        return any(stored)
+        return Announced(any(stored), others)
+
+    async def _others(
+        self, holders: Sequence[PeerId], own: wire.Record, record: wire.SignedRecord, had_ms: int
+    ) -> list[wire.SignedRecord]:
+        """Give our `record` to HOLDERS_ASKED of `holders`; the other records of its key that they had instead, but that
+        which expires at `had_ms`."""
+        speaking = self._speaking(holders)
+        marks = [mark_of(PeerId(own.peer_id))]
+        request = call_pb2.RecordsRequest(place=own.stage, announces=True, peers=marks, expires_unix_ms=[had_ms])
+        asked = self._chance.sample(speaking, min(HOLDERS_ASKED, len(speaking)))
+        found = dict[bytes, wire.SignedRecord]()
+        for answer in await asyncio.gather(*(self._ask(peer, request, record) for peer in asked)):
+            for signed in [] if answer is None else answer.records[:1]:
+                with contextlib.suppress(RemoteFault):
+                    if check_record(signed, run_id=self._run_id).peer_id == own.peer_id:
+                        found[signed.signature] = signed
+        return [*found.values()]
 
     async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
         """Whether `peer` keeps our record; None if it did not answer."""
@@ -272,11 +300,15 @@ class CallDirectory:
         record = call.header.record
         if request.place >= self._book.places or len(request.peers) != len(request.expires_unix_ms):
             raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
+        before = self._book.standing(record)
         kept = self._book.take(None, record, now_s, of=peer)
         self._reached[peer] = asyncio.get_running_loop().time()
         reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
         had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
-        if not request.announces:
+        if request.announces:
+            if before is not None and before.signed != record and before.expires_unix_ms != had.get(before.mark):
+                reply.records.append(before.signed)
+        else:
             reply.records.extend(self._book.news(request.place, had, now_s))
         return Answer(call_pb2.Reply(records=reply))
 

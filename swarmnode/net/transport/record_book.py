@@ -8,6 +8,7 @@ are shown, those known for longest: neither this node nor those that ask it work
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -105,6 +106,14 @@ class RecordBook:
         here[peer] = KnownRecord(signed, expires, known.mark if known is not None else mark_of(peer))
         self._taken(record)
         return True
+
+    def standing(self, signed: wire.SignedRecord) -> KnownRecord | None:
+        """The kept record of the peer and place of `signed`, whatever that one is worth."""
+        with contextlib.suppress(RemoteFault):
+            told = bounds.parse(wire.Record, signed.record, "record")
+            if told.stage < len(self._places):
+                return self._places[told.stage].get(PeerId(told.peer_id))
+        return None
 
     def _afford(self, place: int, is_new: bool, now_s: float) -> bool:
         """Whether to check one more record of a peer that was not seen at work."""

@@ -23,7 +23,6 @@ from swarmnode.net.membership.liveness import LOOK_SHARE, SOON_SHARE
 from swarmnode.net.membership.peer_table import PeerTable
 from swarmnode.net.membership.progress import Progress
 from swarmnode.net.membership.record import (
-    CLOCK_SKEW_MAX_S,
     STRETCH_MAX,
     check_member,
     check_record,
@@ -46,12 +45,13 @@ from swarmnode.train.pipeline.span import share_of
 
 EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at the same one a directory keeps the first
 JUST_SHARE = 0.1  # guess: a node that changes its state has signed its record just before it publishes it
+LOOK_MIN_S = 2.0  # derived: the announce period of a run that says none
+MANY_SHARE = 0.1  # guess: members that came or changed since the last look
 OTHERS_PERIODS = 3  # as liveness.LOST_PERIODS: rarer, and the failure detector would look up each by itself
 # Derived: records read, with the digests and the searches for holders, and as much given to others, are .1 Mbit/s; a
 # holder has twice that.
 READ_BYTES_PER_S = 5000.0
 ADDRESSES_MAX = 8
-FIRST_LOOKS = 8  # guess: announcements of a copied home in which it sees the other one's, if not by chance later
 AHEAD_TOLERANCE_S = 0.001  # derived: of wall clocks; nodes foresee their pauses in whole seconds
 
 Read = list[list[record_pb2.SignedRecord]]
@@ -191,7 +191,6 @@ class Presence:
         """A record of a process with our key that began before this one and runs; `twin_seen` is set with it."""
         self.twin_seen = asyncio.Event()
         self._twins_met = set[int]()  # by when they began
-        self._looks = FIRST_LOOKS
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
         self._stretch = 1  # of our next record
@@ -366,7 +365,6 @@ class Presence:
         """Publish our record every (stretched) announce period and whenever our state changes, until cancelled."""
         while True:
             self._announce_now.clear()
-            await self._look_for_twin()
             await self.announce()
             try:
                 async with asyncio.timeout(self._period_s):
@@ -374,40 +372,53 @@ class Presence:
             except TimeoutError:
                 pass
 
-    async def _look_for_twin(self) -> None:
-        """Look just before our record takes the place of another one of our key, if there is one: in the first
-        announcements of this process, and for as long as such records come."""
-        began_s = self.incarnation / 1000.0
-        if self._looks > 0 or self._clock.unix_s() < began_s + FIRST_LOOKS * CLOCK_SKEW_MAX_S / 2:
-            self._looks -= 1
-            if self.status.stage is not None:
-                await self.look([self.status.stage])
-
     async def announce(self) -> None:
-        """Publish our record of now, once: the one signed a moment ago, if it expires after what was published."""
+        """Publish our record of now, once: the one signed a moment ago, if it expires after what was published. Hear
+        of another one of our key whose place it takes, if there is one."""
         old_s = asyncio.get_running_loop().time() - JUST_SHARE * self._manifest.limits.announce_period_s
         if self._signed_at < max(old_s, self._published_at + EXPIRY_STEP_S):
             self._signed = None
         if (current := self.record()) is None:
             return
         self._published_at = self._signed_at
-        if not await self._directory.announce(current[1]):
+        announced = await self._directory.announce(current[1])
+        for signed in announced.others:
+            with self._faults_logged():
+                self._hear_own(signed, check_record(signed, run_id=self._run_id))
+        if not announced.stored:
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:
         """Refresh `stages` every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
-        while there is nobody to send work to: nodes that start together see nobody at first."""
+        while there is nobody to send work to: nodes that start together see nobody at first. While many members come
+        or change their state the looks begin anew at LOOK_MIN_S apart, and twice as far each time (Trickle, RFC 6206):
+        a member tells others what it knows, which is little until all know of each other."""
+        loop = asyncio.get_running_loop()
         others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
         turn = itertools.cycle(others)
-        at_once = 0  # all were looked up when the stage was chosen
+        others_s = loop.time()  # all were looked up when the stage was chosen
+        wait_s = LOOK_MIN_S
+        shape = 0
         while True:
+            at_once = 0
+            if loop.time() >= others_s + self._look_s:
+                others_s = loop.time()
+                at_once = -(-len(others) // OTHERS_PERIODS)
             await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
-            at_once = -(-len(others) // OTHERS_PERIODS)
             swarm = self.peer_table.swarm()
-            if all(swarm.serving(stage) for stage in self._sends_to):
-                await asyncio.sleep(self._period_s * (LOOK_SHARE if self._stretch > 1 else 1.0))
-            else:
+            if not all(swarm.serving(stage) for stage in self._sends_to):
                 await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
+                continue
+            changed = self.peer_table.shape - shape
+            shape += changed
+            known = sum(here for here, _ in self.peer_table.counts())
+            wait_s = LOOK_MIN_S if changed > MANY_SHARE * known else 2.0 * wait_s
+            await asyncio.sleep(min(wait_s, self._look_s))
+
+    @property
+    def _look_s(self) -> float:
+        """Seconds between two looks while little changes."""
+        return self._period_s * (LOOK_SHARE if self._stretch > 1 else 1.0)
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read the records of `stages` from the directory once; forget peers whose records expired."""
@@ -533,7 +544,6 @@ class Presence:
         if self._twins.former(record):
             self._go_on_from(record)
             return
-        self._looks = FIRST_LOOKS
         if record.joined_unix_ms == self._twins.began_ms:
             self._twins.begin_again(now_s, self._chance.random)
         elif self._twins.lives(record, now_s):
