@@ -209,6 +209,8 @@ class OwnNode:
             round=412,
             uptime_s=9200.0,
             loss_train=3.412,
+            run_tokens_per_second=9_100.0,
+            given_tokens_per_second=2_600.0,
             tokens_given=9_400_000 + 2600 * self.asked_times,
             tokens_total=380_000_000 + 9100 * self.asked_times,
             peers=[

@@ -41,6 +41,12 @@ class Panels(Run):
             raise AssertionError(f"{name} {'still shows' if gone else 'never showed'} {words!r}: {text}") from None
         print(f"{words!r} {'gone' if gone else 'told'} after {loop.time() - begun_s:.0f} s, of {TOLD_S:g}")
 
+    async def two(self) -> None:
+        """Start a machine at each stage, "first" and "last"; returns once they train."""
+        for name, stage in (("first", "1"), ("last", "2")):
+            await self.join(name, "--stage", stage)
+        await self.until(lambda: len(self.losses("first")) > 1, "they train")
+
     def p2pd(self, name: str) -> list[psutil.Process]:
         return psutil.Process(self.processes[name].pid).children(recursive=True)
 
@@ -73,9 +79,7 @@ async def test_a_lone_machine_says_what_it_waits_for_and_that_its_meeting_point_
 @pytest.mark.nightly
 async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path) -> None:
     async with met(tmp_path, "limits.microbatch_timeout_s=20", "limits.record_ttl_s=10") as run:
-        for name, stage in (("first", "1"), ("last", "2")):
-            await run.join(name, "--stage", stage)
-        await run.until(lambda: len(run.losses("first")) > 1, "they train")
+        await run.two()
         assert "waits" not in await run.panel("first")
 
         run.once("pause", "--for", "2h", "--home", "last")
@@ -91,6 +95,11 @@ async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path)
         await run.shows("first", "until a machine serves stage 2", gone=True)
         await run.shows("first", "took its work", gone=True)
 
+
+@pytest.mark.nightly
+async def test_a_machine_says_what_is_wrong_with_itself(tmp_path: Path) -> None:
+    async with met(tmp_path) as run:
+        await run.two()
         for died in (1, 2):
             for process in run.p2pd("first"):
                 process.kill()
@@ -111,8 +120,6 @@ async def test_two_machines_say_what_they_wait_for_of_each_other(tmp_path: Path)
 @pytest.mark.nightly
 async def test_a_newcomer_on_a_thin_line_says_that_it_downloads(tmp_path: Path) -> None:
     async with met(tmp_path, "model.width=128", "model.ffn=256") as run:
-        for name, stage in (("first", "1"), ("last", "2")):
-            await run.join(name, "--stage", stage)
-        await run.until(lambda: len(run.losses("first")) > 1, "they train")
+        await run.two()
         await run.join("thin", "--stage", "2", "--max-down", "300kbit", "--max-up", "210kbit")
         await run.shows("thin", "downloads the weights of its stage")

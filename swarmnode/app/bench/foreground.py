@@ -96,7 +96,8 @@ def _copied(sources: Path) -> None:
         shutil.copyfile(module, sources / module.name)
 
 
-async def _measured(folder: Path, child: Child, pairs: int, idle_s: float) -> dict[str, Any]:
+async def _compared(folder: Path, child: Child, pairs: int) -> dict[str, Any]:
+    """Compilations beside the node at work and paused, in turns."""
     sources = folder / "modules"
     _copied(sources)
     compiling = (sys.executable, "-m", "compileall", "-q", "-f", "-j", "0", str(sources))
@@ -110,17 +111,18 @@ async def _measured(folder: Path, child: Child, pairs: int, idle_s: float) -> di
             took[verb] = await _command(*compiling)
         ratios.append(took["resume"] / took["pause"])
         alone.append(took["pause"])
-    share = await _idle(child, idle_s)
     return {
-        "foreground": {
-            "compilation beside a paused node / s": median(alone),
-            "ratio beside a working node, median": median(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
-            "pairs": pairs,
-        },
-        "paused node, share of a core": share,
+        "compilation beside a paused node / s": median(alone),
+        "ratio beside a working node, median": median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "pairs": pairs,
     }
+
+
+async def _measured(folder: Path, child: Child, pairs: int, idle_s: float) -> dict[str, Any]:
+    compared = {"foreground": await _compared(folder, child, pairs)} if pairs else {}
+    return {**compared, "paused node, share of a core": await _idle(child, idle_s), "seconds watched": idle_s}
 
 
 async def _swarm(folder: Path, priority: str, pairs: int, idle_s: float) -> dict[str, Any]:

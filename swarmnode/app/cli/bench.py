@@ -95,7 +95,11 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
 
 @command.command()
 @click.option(
-    "--pairs", type=click.IntRange(1, 100), default=5, help="Compilations beside the node at work and paused."
+    "--pairs",
+    type=click.IntRange(0, 100),
+    default=5,
+    help="Compilations beside the node at work and paused; 0: only what the paused one takes, which a busy machine can"
+    " tell, too.",
 )
 @click.option("--idle", "idle_s", type=DURATION, default="60s", help="Time over which the paused node is watched.")
 @click.option(
