@@ -51,6 +51,7 @@ from swarmnode_methods.gradient_pieces import GradientPieces
 from swarmnode_methods.mean import DeltaMean
 from swarmnode_methods.packet_work import WORK_NBYTES, check_work, read_work, write_work
 from swarmnode_methods.share import CLIP, shares_by_length
+from swarmnode_methods.whitening import factor, unwhiten, whiten
 
 if TYPE_CHECKING:
     from swarmnode.app.machine.replica import TorchReplica
@@ -81,6 +82,11 @@ class GradientOf:
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         """The parts of `flat` [P], laid out as a gradient, that a step of `turn` moves."""
         return [turn.elements(0, flat)]
+
+    @property
+    def momentum(self) -> Tensor | None:
+        """Muon's momentum [P], laid out as a gradient, where it is kept so."""
+        return None
 
     def step(self, mean: Tensor, round_index: int, turn: Turn) -> StepReport | None:
         """Take the inner step of a round, of the rows in `turn`, by its `mean` gradient, which may be overwritten; what
@@ -126,6 +132,15 @@ class ReplicaGradient(GradientOf):
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         return self._stage.views(flat, turn)
 
+    @property
+    def momentum(self) -> Tensor | None:
+        kept = self._stage.moments["exp_avg"]
+        flat = torch.zeros_like(self._stage.grad)
+        for first, last in kept.spans():
+            if (part := kept.read(first, last)) is not None:
+                flat[first:last] = part
+        return flat
+
     def step(self, mean: Tensor, round_index: int, turn: Turn) -> StepReport:
         """At the rate after the samples of so many rounds: the same at all replicas."""
         with self._stage.stepping_by(mean):
@@ -164,6 +179,7 @@ class Gradient(DeltaMean):
         super().__init__(theta, codec)
         self.turns = turns
         self._whole = True  # the marked packet is of all rows
+        self._factors = list[Tensor | None]()  # of the marked packet's views; empty: it is not whitened
         if isinstance(codec, DeltaCodec) and codec.feedback:
             raise ManifestError(f"gossip.codec {codec.name} feeds back what it drops, as gradient does itself")
         self.phi = self.theta
@@ -205,30 +221,39 @@ class Gradient(DeltaMean):
         return self.theta.new_empty(self.parameters if self._whole else self.count(self.round))
 
     def _spread(self, packed: Tensor) -> Tensor:
-        """The content `packed` of the marked packet as a gradient [P]: zero where another round has its turn."""
-        if self._whole:
-            return packed
+        """The content `packed` of the marked packet, which is overwritten, as a gradient [P]: zero where another round
+        has its turn."""
         assert self.round is not None
-        flat = torch.zeros_like(self.theta)
-        at = 0
-        for view in self._views(flat, self.round):
-            view.copy_(packed[at : at + view.numel()].view(view.shape))
-            at += view.numel()
+        flat = packed
+        if not self._whole:
+            flat = torch.zeros_like(self.theta)
+            at = 0
+            for view in self._views(flat, self.round):
+                view.copy_(packed[at : at + view.numel()].view(view.shape))
+                at += view.numel()
+        if self._factors:
+            unwhiten(self._views(flat, self.round), self._factors)
         return flat
+
+    def _factors_of(self, round_index: int) -> list[Tensor | None]:
+        """The factors of a round's views, by the momentum of now."""
+        if not self.codec.whitened or (momentum := self.of.momentum) is None:
+            return []
+        return [factor(view) for view in self._views(momentum, round_index)]
 
     def draft(self, round_index: int) -> StreamingMessage:
         return self._draft(round_index, whole=self.turns == 1)
 
     def final_delta(self, round_index: int) -> list[WireTensor]:
-        return list(self._draft(round_index, whole=True).finish())
+        return list(self._draft(round_index, whole=True, whitened=False).finish())
 
     @cached_property
     def in_pieces(self) -> GradientPieces:
         return GradientPieces(self)
 
-    def mark(self, round_index: int, *, whole: bool) -> Tensor:
+    def mark(self, round_index: int, *, whole: bool, whitened: bool = True) -> Tensor:
         """Mark the boundary of a round; returns the content of its packet, of the gradient gathered until then.
-        `whole`: of all rows."""
+        `whole`: of all rows. `whitened`: as the codec wants it."""
         if self.round is not None:
             self._give_back()  # never applied
         self._own = []
@@ -239,12 +264,15 @@ class Gradient(DeltaMean):
         self.round = round_index
         self._whole = whole
         self.codec.at(round_index)
+        self._factors = self._factors_of(round_index) if whitened else []
+        if self._factors:
+            whiten(self._views(mine, round_index), self._factors)
         return mine if whole else self._cut(mine, round_index)
 
     @torch.no_grad()
-    def _draft(self, round_index: int, *, whole: bool) -> StreamingMessage:
+    def _draft(self, round_index: int, *, whole: bool, whitened: bool = True) -> StreamingMessage:
         """The packet of a round; `whole`: of all rows."""
-        packed = self.mark(round_index, whole=whole)
+        packed = self.mark(round_index, whole=whole, whitened=whitened)
         own = self.codec.draft(packed, seed=self.seed("gradient"))
         self._own = list(own.tensors)
         drafts = [own]

@@ -169,3 +169,10 @@ class Huffman(DeltaCodec):
         values = torch.from_numpy(np.take(PAIRS, pairs).view(np.float32)).view(-1, BLOCK)
         values.mul_(read_steps(chunk.steps).unsqueeze(1))
         return values.view(-1)[: chunk.end - chunk.start]
+
+
+class WhitenedHuffman(Huffman):
+    """The same of whitened gradients (whitening.py)."""
+
+    name: ClassVar[str] = "whitened"
+    whitened: ClassVar[bool] = True

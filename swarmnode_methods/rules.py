@@ -9,7 +9,7 @@ from swarmnode.run.gossip_rules import CodecRules, MethodRules
 WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")
 UNBIASED = ("e3m0", "ternary")
-NEAREST = ("lloyd4", "lloyd3", "lloyd2", "huffman")
+NEAREST = ("lloyd4", "lloyd3", "lloyd2", "huffman", "whitened")
 SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
 
@@ -27,6 +27,7 @@ CODECS = (
     CodecRules("lloyd3", "swarmnode_methods.lloyd:Lloyd3", of_delta=True, nbytes=0.41, coding_ns=12.2),
     CodecRules("lloyd2", "swarmnode_methods.lloyd:Lloyd2", of_delta=True, nbytes=0.29),
     CodecRules("huffman", "swarmnode_methods.huffman:Huffman", of_delta=True, nbytes=0.52, coding_ns=19.0),
+    CodecRules("whitened", "swarmnode_methods.huffman:WhitenedHuffman", of_delta=True, nbytes=0.52, coding_ns=19.0),
     CodecRules("topk", "swarmnode_methods.topk:TopKWarm", of_delta=True),
     CodecRules("topk512", "swarmnode_methods.topk:TopK512", of_delta=True),
     CodecRules("topk64", "swarmnode_methods.topk:TopK64", of_delta=True),

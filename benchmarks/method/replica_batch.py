@@ -178,6 +178,10 @@ class RowGradient(GradientOf):
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
         return self._optimizer.views(flat, turn)
 
+    @property
+    def momentum(self) -> Tensor:
+        return self._optimizer.exp_avg[0]
+
     def step(self, mean: Tensor, round_index: int, turn: Turn) -> None:
         self._step(self._optimizer, mean.unsqueeze(0).clone(), turn)
 

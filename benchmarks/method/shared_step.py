@@ -38,6 +38,7 @@ from swarmnode.run.gossip_rules import codecs, methods
 from swarmnode.run.manifest.check import odd
 from swarmnode.run.manifest.spec import FRAGMENTS_MAX
 from swarmnode.train.gossip.compression import Codec, codec
+from swarmnode_methods.whitening import factor, unwhiten, whiten
 
 SHARES = (0.5, 2 / 3, 5 / 6, 1.0)
 FRAGMENT = 2 / 127  # bytes a weight of a fragment: bfloat16, swarmnode_methods/fragment.py
@@ -99,6 +100,7 @@ class SharedStep(ReplicaBatch):
         if run.what != ALONE:
             self._codec, self._turns = parts(run.what)
         self._in_parts = in_parts
+        self._factors: list[Tensor | None] = []  # of the views of the step under way
         self._rest = torch.zeros(run.replicas + 1, self.parameters)  # of each member; of the parts' owners
         self._optimizer = self.optimizer(self.theta.detach()[:1])
         self.packet_nbytes = 0  # of all steps
@@ -116,8 +118,11 @@ class SharedStep(ReplicaBatch):
 
     def _mean(self, gradient: Tensor, turn: Turn) -> Tensor:
         """The mean gradient [P] of the rows in `turn`, as all decode it."""
+        assert self._codec is not None
         self._rest[:-1].add_(gradient)
         *members, owners = (self._optimizer.views(rest, turn) for rest in self._rest)
+        momenta = self._optimizer.views(self._optimizer.exp_avg[0], turn)
+        self._factors = [factor(view) if self._codec.whitened else None for view in momenta]
         mean = torch.zeros(sum(view.numel() for view in owners))
         for number, views in enumerate(members):
             mean.add_(self._coded(views, torch.zeros_like(mean), number), alpha=1 / len(members))
@@ -128,11 +133,14 @@ class SharedStep(ReplicaBatch):
         for view in self._optimizer.views(whole, turn):
             view.copy_(mean[at : at + view.numel()].view(view.shape))
             at += view.numel()
+        unwhiten(self._optimizer.views(whole, turn), self._factors)
         return whole.mul_(self._turns**-0.5)  # as the product: swarmnode_methods/gradient.py
 
     def _coded(self, rest: Sequence[Tensor], more: Tensor, number: int) -> Tensor:
-        """Code `rest` + `more`, and leave in `rest` what the packet dropped. Returns the packet, decoded."""
+        """Code `rest` + `more`, which is whitened where the codec wants it, and leave in `rest` what the packet
+        dropped. Returns the packet, decoded."""
         assert self._codec is not None
+        whiten(rest, self._factors)
         wanted = torch.cat([view.reshape(-1) for view in rest]).add_(more)
         message = self._codec.encode(wanted, seed=digest64("rounding", self.seed, self.steps, number))
         self.packet_nbytes += sum(tensor.nbytes for tensor in message) if number == 0 else 0
@@ -142,6 +150,7 @@ class SharedStep(ReplicaBatch):
         for view in rest:
             view.copy_((wanted - sent)[at : at + view.numel()].view(view.shape))
             at += view.numel()
+        unwhiten(rest, self._factors)
         return sent
 
     def nats(self) -> float:

@@ -12,9 +12,11 @@ from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Packet, StepReport, WireTensor
 from swarmnode.model.turn import Turn
 from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.train.gossip.compression import codec as codec_of
 from swarmnode.train.gossip.round import Share
 from swarmnode_methods.gradient import Gradient, ReplicaGradient
 from swarmnode_methods.int8 import Int8
+from swarmnode_methods.whitening import factor, unwhiten, whiten
 
 TINY = replace(PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=1))
 BATCH = 6
@@ -88,6 +90,64 @@ def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec
             assert torch.equal(one.stage.theta, found[0].stage.theta)
             left = one.stage.grad / BATCH
             assert 0.0 < float(left.norm()) < (0.05 if codec == "int8" else 0.7) * float(before.norm())
+
+
+@pytest.mark.parametrize("state", ["device", "host"])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_members_with_whitened_packets_stay_equal_and_keep_what_is_lost(state: str, fragments: int) -> None:
+    made = manifest("whitened", optimizer="muon")
+    run = replace(made, gossip=replace(made.gossip, fragments=fragments))
+    found = [TorchReplica(run, 0, sender=f"member{number}", optimizer_state=state) for number in range(3)]
+    for step in range(1, 5):
+        for number, one in enumerate(found):
+            train(one, 10 * step + number, 2)
+        before = [one.stage.grad / BATCH for one in found]
+        meet(step, found)
+        outer = found[0].outer
+        assert isinstance(outer, Gradient) and any(one is not None for one in outer._factors) == (step > 1)
+        for one, gathered in zip(found, before, strict=True):
+            assert torch.equal(one.stage.theta, found[0].stage.theta)
+            assert 0.0 < float((one.stage.grad / BATCH).norm()) < float(gathered.norm())
+
+
+def test_a_leavers_packet_is_not_whitened() -> None:
+    """The successor may be in another round, where the momentum is another."""
+    leaver, other = members(manifest("whitened", optimizer="muon"), 2)
+    for step in range(1, 3):
+        for number, one in enumerate((leaver, other)):
+            train(one, 10 * step + number, 2)
+        meet(step, [leaver, other])
+    train(leaver, 40, 2)
+    gathered = leaver.stage.grad / BATCH
+    outer = leaver.outer
+    assert isinstance(outer, Gradient)
+    delta = outer.final_delta(3)
+    found = torch.empty_like(gathered)
+    outer.codec.read(delta[:1], 0, found)
+    assert float((found - gathered).norm()) < 0.7 * float(gathered.norm())
+
+
+def test_the_error_of_a_whitened_codec_is_small_where_the_gradient_is() -> None:
+    draw = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(32, 32, generator=draw))[0]
+    sizes = torch.logspace(0, -2, 32).unsqueeze(1)
+    momentum, gradient = (left @ (sizes * torch.randn(32, 96, generator=draw)) for _ in range(2))
+    weak = []
+    for factors in ([None], [factor(momentum)]):
+        turned = gradient.clone()
+        whiten([turned], factors)
+        out = torch.empty(turned.numel())
+        coder = codec_of("whitened")
+        coder.decode(coder.encode(turned.reshape(-1)), out)
+        read = out.view(32, 96)
+        unwhiten([read], factors)
+        weak.append(float((left.T @ (read - gradient))[16:].norm() / (left.T @ gradient)[16:].norm()))
+    assert weak[1] < 0.6 * weak[0]
+    back = gradient.T.clone()
+    factors = [factor(momentum.T)]
+    whiten([back], factors)
+    unwhiten([back], factors)
+    torch.testing.assert_close(back, gradient.T, rtol=1e-4, atol=1e-5)
 
 
 def test_a_packet_is_decoded_twice_a_step_and_the_own_one_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def meet(step: int, found: list[TorchReplica], *, lost: tuple[int, ...] = (), wi
         one.apply_pieces(step, means, [number not in without] * len(means), [])
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0", "huffman"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0", "huffman", "whitened"])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_members_step_alike_as_one_process_does(codec: str, count: int) -> None:
     run = manifest(codec)
@@ -61,7 +61,7 @@ def test_members_step_alike_as_one_process_does(codec: str, count: int) -> None:
             assert torch.equal(one.stage.theta, found[0].stage.theta) and one.inner_steps == step
     apart = float((found[0].stage.theta - plain.stage.theta).norm())
     moved = float((plain.stage.theta - TorchReplica(run, 0).stage.theta).norm())
-    assert apart < {"fp32": 0.01, "int8": 0.2, "e3m0": 0.9, "huffman": 0.9}[codec] * moved
+    assert apart < {"fp32": 0.01, "int8": 0.2, "e3m0": 0.9, "huffman": 0.9, "whitened": 0.9}[codec] * moved
 
 
 def test_gradients_without_a_mean_and_unsent_ones_are_in_the_next_packet() -> None:
@@ -95,7 +95,7 @@ def test_pieces_are_checked_before_they_count() -> None:
         one.check_piece(1, 3, draft.pieces[3], draft.lengths[3] * 1.01)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0", "huffman"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0", "huffman", "whitened"])
 def test_a_false_mean_is_told_from_a_right_one(codec: str) -> None:
     found = members(manifest(codec))
     for number, one in enumerate(found):

@@ -58,6 +58,9 @@ class Codec(ABC):
     of_delta: ClassVar[bool] = False
     """True for codecs of pseudo-gradients, which may keep a residual at the sender."""
 
+    whitened: ClassVar[bool] = False
+    """True for codecs of gradients that are best whitened first (swarmnode_methods/whitening.py)."""
+
     at_once: ClassVar[bool] = False
     """True where a packet is of all parameters at once: no byte is final before all are, and any part is read as
     slowly as the whole."""
