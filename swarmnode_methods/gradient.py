@@ -21,6 +21,8 @@ does not count. Such rules need nothing but packets, so members stay equal:
     a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
     D_j counts unless a_j, smoothed over rounds, says that it leads elsewhere (train/gossip/agreement.py)
 
+Codecs that are `whitened` code matrices whitened by Muon's momentum (whitening.py); a leaver's packet is plain.
+
 Healing is that of mean.py. Exchanges lie between two steps (train/gossip/exchange.py).
 """
 

@@ -38,7 +38,15 @@ from swarmnode.run.manifest.recipe import law_batch
 # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28.
 LAW_B = 410.7
 LAW_BETA = 0.28
-OF_CODEC = {"lloyd4": 0.97, "e3m0": 0.95, "lloyd3": 0.93, "lloyd2": 0.82, "huffman": 0.82, "ternary": 0.82}
+OF_CODEC = {
+    "lloyd4": 0.97,
+    "e3m0": 0.95,
+    "lloyd3": 0.93,
+    "whitened": 0.91,
+    "lloyd2": 0.82,
+    "huffman": 0.82,
+    "ternary": 0.82,
+}
 """Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
 TURNS = (0.073, 1.33)
 """Measured there: F = 3 has .845 of all rows in each step, 9 has .46; beyond 9 the power is a guess."""

@@ -266,7 +266,7 @@ PACKETS = (
     _Packet("int8", 1, True),
     _Packet("lloyd4", 1, True),
     _Packet("lloyd3", 1, True),
-    _Packet("huffman", 1, True),
+    _Packet("whitened", 1, True),
     _Packet("lloyd3", 3, True),
     _Packet("huffman", 3, True),
     _Packet("huffman", 5, True),
