@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.base.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.model.adapter import (
@@ -127,6 +127,7 @@ class GraphMemory:
     autocast: bool
     kind: str
     copied: bool = False
+    _tapes: dict[tuple[int, bool], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def _cast(self) -> int:
@@ -134,6 +135,15 @@ class GraphMemory:
         return HALF if self.autocast else self.itemsize
 
     def tape_nbytes(self, samples: int, by_layer: bool, filled: float | None) -> int:
+        """`_tape_nbytes`, which is reckoned once for each size of a microbatch of whole windows."""
+        if filled is not None:
+            return self._tape_nbytes(samples, by_layer, filled)
+        nbytes = self._tapes.get((samples, by_layer))
+        if nbytes is None:
+            nbytes = self._tapes[samples, by_layer] = self._tape_nbytes(samples, by_layer, None)
+        return nbytes
+
+    def _tape_nbytes(self, samples: int, by_layer: bool, filled: float | None) -> int:
         """Bytes of the graph of a forward over `samples` (without the head), including the part's output.
 
         `filled`: rows per token in attention if documents are separated (documents.py); None: whole windows. Within

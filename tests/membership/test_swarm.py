@@ -147,14 +147,14 @@ def flooded(keys: int) -> Swarm:
 
 
 def test_records_are_believed_while_strangers_work() -> None:
-    believed = BelievedSwarm(ME, {PeerId("a2")}, lambda: [True, True], stages=4)
+    believed = BelievedSwarm(ME, {PeerId("a2")}, lambda: True, stages=4)
     seen = flooded(100)
     assert not believed.doubtful and believed.of(seen, 1, (2,)) is seen
 
 
 def test_else_those_count_that_were_seen_at_work_and_no_other_stage_counts_more() -> None:
     worked = {PeerId(name) for name in ("a0", "b1", "a2", "b2")}
-    believed = BelievedSwarm(ME, worked, lambda: [True, False], stages=4)
+    believed = BelievedSwarm(ME, worked, lambda: False, stages=4)
     found = believed.of(flooded(100), 1, (2,))
     assert believed.doubtful and found.sizes == (1, 2, 2, 2)
     assert [m.peer for m in found.stages[1]] == ["b1", "me"]
@@ -163,5 +163,5 @@ def test_else_those_count_that_were_seen_at_work_and_no_other_stage_counts_more(
 
 
 def test_all_count_before_anybody_was_seen_at_work() -> None:
-    believed = BelievedSwarm(PeerId("feeder"), set(), lambda: [False], stages=4)
+    believed = BelievedSwarm(PeerId("feeder"), set(), lambda: False, stages=4)
     assert believed.of(flooded(3), None, ()).sizes == (5, 5, 5, 5)

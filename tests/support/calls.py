@@ -80,10 +80,11 @@ class Counting:
 
 
 def quiet() -> Manifest:
-    """A run in which nothing but microbatches happens often: records and looks at their usual periods, no round."""
+    """A run in which nothing but microbatches happens often: records and looks at their usual periods, few
+    steps, no round."""
     run = manifest(stages=STAGES, round_samples=1 << 20)
     pipeline = replace(run.pipeline, validation_every_samples=1 << 20)
-    inner = replace(run.inner, inner_batch=64)
+    inner = replace(run.inner, inner_batch=512)
     return replace(run, pipeline=pipeline, inner=inner, limits=LimitsSpec())
 
 

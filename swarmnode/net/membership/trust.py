@@ -100,10 +100,10 @@ class BelievedSwarm:
     """
 
     def __init__(
-        self, me: PeerId, seen: Collection[PeerId], strangers_work: Callable[[], Iterable[bool]], *, stages: int
+        self, me: PeerId, seen: Collection[PeerId], strangers_work: Callable[[], bool], *, stages: int
     ) -> None:
-        """`seen`: peers seen at work here. `strangers_work` tells of each kind of work in which strangers are tried
-        whether most of them do it."""
+        """`seen`: peers seen at work here. `strangers_work` tells whether most strangers do each kind of work in which
+        they are tried."""
         self._me = me
         self._seen = seen
         self._strangers_work = strangers_work
@@ -113,7 +113,7 @@ class BelievedSwarm:
     @property
     def doubtful(self) -> bool:
         """Whether most strangers that were tried did nothing."""
-        return not all(self._strangers_work())
+        return not self._strangers_work()
 
     def of(self, swarm: Swarm, own: int | None, sends_to: Collection[int]) -> Swarm:
         """The view of `swarm` for a node of stage `own` that sends microbatches to the stages `sends_to`. It sees the

@@ -199,7 +199,7 @@ class Gossip:
         packet holds what it did in those it missed."""
         if self._share is None:
             newest = self._rounds.newest(self._here.samples_total(), self.stride)
-            return newest if newest > self.done else None
+            return newest if newest > self._machine.done else None
         called = max((call.round_index for call in self._machine.waiting), default=self.butterfly.called)
         due = self._next_step()
         if self._passed_on == due:

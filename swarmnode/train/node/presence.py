@@ -216,10 +216,11 @@ class Presence:
         """The swarm as this node counts it (net/membership/trust.py)."""
         return self._believed.of(self.peer_table.swarm(), self.status.stage, self._sends_to)
 
-    def _strangers_work(self) -> Iterator[bool]:
-        yield self._stage().strangers_come()
+    def _strangers_work(self) -> bool:
         for stage in self._sends_to:
-            yield not self.routers[stage].unknown.flooded
+            if self.routers[stage].unknown.flooded:
+                return False
+        return self._stage().strangers_come()
 
     @property
     def _period_s(self) -> float:

@@ -131,7 +131,8 @@ def _field(peer: PeerId) -> int:
 
 
 def _caller(machine: PeerId, header: wire.Request) -> PeerId:
-    return part_id(machine, header.from_part - 1) if header.from_part else machine
+    """The part of `machine` that calls."""
+    return part_id(machine, header.from_part - 1)
 
 
 def _nobody(method: str, part: int) -> Unavailable:
@@ -145,7 +146,7 @@ def _admit(known: Mapping[int, _Served], method: str, machine: PeerId, header: w
     if served is None:
         raise _nobody(method, header.to_part)
     if served.admit is not None:
-        served.admit(_caller(machine, header), header)
+        served.admit(_caller(machine, header) if header.from_part else machine, header)
 
 
 def _serve(known: Mapping[int, _Served], method: str, machine: PeerId, call: Call) -> Awaitable[Answer]:
@@ -153,4 +154,4 @@ def _serve(known: Mapping[int, _Served], method: str, machine: PeerId, call: Cal
     served = known.get(call.header.to_part)
     if served is None:
         raise _nobody(method, call.header.to_part)
-    return served.handler(_caller(machine, call.header), call)
+    return served.handler(_caller(machine, call.header) if call.header.from_part else machine, call)

@@ -23,7 +23,7 @@ from swarmnode.net.membership.swarm import JOINING, Swarm
 from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import averages_gradients
 from swarmnode.train.pipeline.hop import Hop, RunningLoss
-from swarmnode.train.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.train.pipeline.microbatch_size import MicrobatchSizer, SizeChoice
 from swarmnode.train.pipeline.next_hop import WAIT_MAX_S, MicrobatchResult, RoundTrip
 
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, with as many microbatches in flight each
@@ -211,23 +211,23 @@ class Feeder:
         feeders validate, they train beside it: a step of nobody's samples would teach nothing."""
         return self.validating and self._together and len(self.swarm().feeders()) > VALIDATORS
 
-    def _window(self) -> int:
-        """Microbatches to keep in flight in the current stages."""
+    def _choice(self) -> SizeChoice:
+        """The samples of a microbatch in the current stages, and how many to keep in flight."""
         choice = self.sizing.choose(self.swarm())
         if self._told != (choice.samples, choice.limit):
             self._told = choice.samples, choice.limit
             self.telemetry.gauge(name.WINDOW, float(choice.limit))
             self.telemetry.event("feeder.window", limit=choice.limit, microbatch=choice.samples, reason=choice.reason)
-        return choice.limit
+        return choice
 
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
-            window = self._window()
+            choice = self._choice()
             room = self.room() - self._samples_under_way
-            if self._held or self.spared or self.under_way >= window or room <= 0:
+            if self._held or self.spared or self.under_way >= choice.limit or room <= 0:
                 await self._change()
                 continue
-            piece = self._next(room)
+            piece = self._next(min(room, choice.samples))
             if await self._text.at_hand(tasks, piece):
                 self.under_way += 1
                 self.idle.clear()
@@ -335,9 +335,9 @@ class Feeder:
         samples = round_index * self.manifest.gossip.round_samples
         return samples // self.manifest.pipeline.validation_every_samples
 
-    def _next(self, room: int) -> SampleSpan:
+    def _next(self, most: int) -> SampleSpan:
         """The next microbatch to start: one that found no route, else one of the current block, else of a new block, of
-        at most `room` samples."""
+        at most `most` samples."""
         if waiting := self._again or self._text.come:
             return waiting.popleft()
         if not self._cut:
@@ -347,7 +347,6 @@ class Feeder:
             size = self.manifest.data.block_samples
             self._cut = range(self._block * size, (self._block + 1) * size)
             self._left[self._block] = size
-        most = min(room, self.sizing.choose(self.swarm()).samples)
         indices = self._cut[:most]
         self._cut = self._cut[most:]
         return SampleSpan(self._block, tuple(indices))

@@ -64,10 +64,11 @@ class _Numbers:
         return known
 
     def add(self, first: int, samples: int) -> None:
-        self.repeats += self.count(first, samples)
         self.samples += samples
         for word, mask in _masks(first, samples):
-            self._words[word] = self._words.get(word, 0) | mask
+            known = self._words.get(word, 0)
+            self.repeats += (known & mask).bit_count()
+            self._words[word] = known | mask
         while len(self._words) > WORDS_MAX:
             del self._words[next(iter(self._words))]
 

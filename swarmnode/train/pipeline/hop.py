@@ -17,7 +17,7 @@ from swarmnode.base.metrics import name
 from swarmnode.base.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.base.token_rate import CountRate
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.base.work import Work
+from swarmnode.base.work import SampleCount, TargetCount, TokenCount, Work
 from swarmnode.data.microbatch_shape import check_inputs, check_samples, check_way
 from swarmnode.net.membership.judge import Claim, Judge, TensorFingerprints
 from swarmnode.net.membership.receipt import WorkBook
@@ -306,7 +306,8 @@ class Hop:
             self.record_step(step)
 
     def _work(self, process: wire.Process, targets: int) -> Work:
-        return Work.of(process.samples, self.here.manifest.model.context, targets)
+        samples = SampleCount(process.samples)
+        return Work(samples, TokenCount(samples * self.here.manifest.model.context), TargetCount(targets))
 
     def record_step(self, step: StepReport) -> None:
         self.inner_steps = step.step
