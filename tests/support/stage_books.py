@@ -19,7 +19,7 @@ from swarmnode.model import stage as stage_module
 from swarmnode.model import subspace as subspace_module
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.stage import StageReplica
-from swarmnode.model.stage_input import StageInput
+from swarmnode.model.stage_input import InputReader, StageInput
 from swarmnode.run.manifest import Manifest, boundary_width
 from swarmnode.train.gossip.outer import outer
 from tests.support.pretend_device import NAME, Books, books
@@ -44,8 +44,8 @@ def live(monkeypatch: pytest.MonkeyPatch, manifest: Manifest, stage: int, state:
     with books(monkeypatch) as ledger, monkeypatch.context() as patch:
         for module in (layers_module, subspace_module):
             patch.setattr(module, "initial", lambda model, seed, name, shape: torch.empty(shape))
-        patch.setattr(stage_module, "read_input", lambda manifest, part, boundary, x, tokens, device: x)
-        patch.setattr(stage_module, "read_targets", lambda manifest, tokens: tokens)
+        patch.setattr(InputReader, "read", lambda reader, x, tokens: x)
+        patch.setattr(InputReader, "targets", lambda reader, tokens: tokens)
         patch.setattr(stage_module, "encode_boundary", lambda tensor, kind: tensor.detach().to("cpu", torch.bfloat16))
         patch.setattr(stage_module, "decode_boundary", lambda wire, *rest: wire)
         replica = StageReplica(manifest, stage, NAME, autocast=True, optimizer_state=state)
