@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -26,13 +25,13 @@ def command() -> None:
 def show(run: Path, changed: bool, as_json: bool) -> None:
     """Print the manifest of RUN as TOML with every field and its comment."""
     from swarmnode.run.manifest import Manifest, manifest_at, template
-    from swarmnode.run.manifest.text import difference
+    from swarmnode.run.manifest.text import difference, tree_of
 
     manifest = manifest_at(run)
     if as_json:
         if changed:
             raise click.UsageError("--json has every field: leave --changed out, or say `manifest diff --json`")
-        click.echo(json.dumps(dataclasses.asdict(manifest)))
+        click.echo(json.dumps(tree_of(manifest)))
         return
     click.echo("\n".join(difference(Manifest(), manifest)) if changed else template(manifest))
 

@@ -95,6 +95,15 @@ def value_of(manifest: Manifest, name: str) -> Value:
     return cast(Value, getattr(getattr(manifest, table) if table else manifest, key))
 
 
+def tree_of(manifest: Manifest) -> dict[str, Any]:
+    """All fields in nested dictionaries, as `from_tree` reads them; without constants."""
+    tree: dict[str, Any] = {}
+    for field in FIELDS:
+        table, _, key = field.name.rpartition(".")
+        (tree.setdefault(table, {}) if table else tree)[key] = value_of(manifest, field.name)
+    return tree
+
+
 def differing(before: Manifest, after: Manifest) -> list[str]:
     """The names of the fields that differ."""
     return [field.name for field in FIELDS if value_of(before, field.name) != value_of(after, field.name)]
