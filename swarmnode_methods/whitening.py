@@ -21,7 +21,8 @@ RIDGE = 0.1
 
 
 def factor(momentum: Tensor) -> Tensor | None:
-    """L [short, short] of a matrix's `momentum`; None where there is none yet, or no matrix."""
+    """L [short, short] of a matrix's `momentum`; None where there is none yet, or no matrix, or numbers that are not
+    finite: members with the same momentum all whiten, or none does."""
     if momentum.dim() != 2 or min(momentum.shape) < 2:
         return None
     sides = _short_first(momentum.float())
@@ -30,8 +31,8 @@ def factor(momentum: Tensor) -> Tensor | None:
     if mean == 0.0:
         return None
     gram.div_(mean).diagonal().add_(RIDGE)
-    found: Tensor = torch.linalg.cholesky(gram)
-    return found
+    found, failed = torch.linalg.cholesky_ex(gram)
+    return None if int(failed) else found
 
 
 def whiten(views: Iterable[Tensor], factors: Sequence[Tensor | None]) -> None:

@@ -330,3 +330,13 @@ def test_shares_follow_speed_and_make_up_the_steps() -> None:
     assert shares((1.0,) * 4, 6, late=5) == [2] * 4 and shares((1.0,) * 4, 6, late=-6) == [1] * 4, "in turns"
     assert shares((0.99, 1.0, 1.01), 3, late=40) == [1] * 3, "nobody trains two while others wait"
     assert shares((0.0, 0.0), 32) == [16, 16], "speeds are not known yet"
+
+
+@pytest.mark.parametrize("number", [0.0, float("nan"), float("inf"), 1e30])
+def test_a_momentum_that_gives_no_factor_leaves_packets_plain(number: float) -> None:
+    momentum = torch.full((4, 6), number)
+    assert factor(momentum) is None
+    gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    whitened = gradient.clone()
+    whiten([whitened], [factor(momentum)])
+    assert torch.equal(whitened, gradient)

@@ -20,6 +20,7 @@ from swarmnode.app.planner.learning_efficiency import (
     fit,
     learned,
     of_batch,
+    of_packets,
     of_replicas,
     replicas_between,
     term_of,
@@ -140,3 +141,9 @@ def test_more_replicas_shorter_shares_longer_rounds_and_stages_learn_less() -> N
     assert efficiency(apart, 8, TOKENS) == pytest.approx(efficiency(whole, 1, TOKENS) / 8)
     grown = replace(whole, inner=replace(whole.inner, inner_batch_max=1 << 15))
     assert efficiency(grown, 1, TOKENS) < efficiency(whole, 1, TOKENS)
+
+
+def test_whitened_packets_learn_more_only_where_muon_has_the_momentum_to_whiten_by() -> None:
+    assert of_packets("whitened", 1) > of_packets("huffman", 1)
+    assert of_packets("whitened", 1, "adamw") == of_packets("huffman", 1)
+    assert of_packets("lloyd3", 3, "adamw") == of_packets("lloyd3", 3)

@@ -170,9 +170,11 @@ def critical_batch(tokens: float) -> float:
     return law_batch(tokens) * (critical(tokens) + 2.0)
 
 
-def of_packets(codec: str, fragments: int) -> float:
+def of_packets(codec: str, fragments: int, optimizer: str = "muon") -> float:
     """Efficiency of steps by averaged gradients in `codec`, of which each moves one row in `fragments`."""
     factor, power = TURNS
+    if codec == "whitened" and optimizer != "muon":
+        codec = "huffman"  # there is no momentum of Muon's to whiten by
     return OF_CODEC.get(codec, 1.0) / float(1.0 + factor * (fragments - 1) ** power)
 
 
@@ -195,7 +197,7 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         share *= worth(boundary_nats(manifest), tokens) / replicas
         return Learned(share, share, share)
     if together:
-        packets = of_packets(gossip.codec, gossip.fragments)
+        packets = of_packets(gossip.codec, gossip.fragments, inner.optimizer)
         term = Learned(packets, packets, packets)
         over = STEPS_TOGETHER_OVER
         nats = boundary_nats(manifest)
