@@ -28,7 +28,13 @@ from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import sign_record
 from swarmnode.net.transport import hivemind_patches
-from swarmnode.net.transport.call_directory import CallDirectory
+from swarmnode.net.transport.call_directory import (
+    POINT_CHECK_MAX_S,
+    POINT_CHECK_S,
+    POINT_CHECKS_PER_S,
+    CallDirectory,
+    point_check_s,
+)
 from swarmnode.net.transport.contact import Contacts
 from swarmnode.net.transport.directory import DhtDirectory
 from swarmnode.net.transport.key_file import create
@@ -207,6 +213,12 @@ async def test_a_meeting_point_that_goes_and_comes_is_told_each_time(
         await directory.close()
         await other.close()
         await point.close()
+
+
+def test_a_meeting_point_of_many_is_asked_more_rarely_by_each() -> None:
+    assert point_check_s(12) == POINT_CHECK_S
+    assert point_check_s(1000) == 1000 / POINT_CHECKS_PER_S
+    assert point_check_s(10**6) == POINT_CHECK_MAX_S
 
 
 @asynccontextmanager

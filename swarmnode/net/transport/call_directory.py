@@ -44,8 +44,16 @@ JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a
 JOIN_DELAY_S = 0.3
 TOLD_EVERY = round(AGAIN_S / RETRY_FIXED_S)  # failures with a bootstrap for one event: derived, an event a minute
 POINT_CHECK_S = 9.0  # guess: with two tries a meeting point that is away is told within half a minute
+POINT_CHECK_MAX_S = 60.0  # guess: strangers' records put the next check off until then at most
+POINT_CHECKS_PER_S = 20.0  # guess: at a meeting point, of all members together
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
+
+
+def point_check_s(records: int) -> float:
+    """Seconds between two looks of a node with so many `records` whether its meeting points still answer: members
+    together ask a meeting point POINT_CHECKS_PER_S times a second, up to 1,200 of them."""
+    return min(POINT_CHECK_MAX_S, max(POINT_CHECK_S, records / POINT_CHECKS_PER_S))
 
 
 def surely_ahead_s(theirs_s: float, asked_s: float, heard_s: float) -> float:
@@ -465,7 +473,7 @@ class CallDirectory:
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         while True:
-            if loop.time() >= asked_s + POINT_CHECK_S:
+            if loop.time() >= asked_s + point_check_s(len(self._book)):
                 asked_s = loop.time()
                 await self._ask_points()
             if not self._here():

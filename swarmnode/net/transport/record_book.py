@@ -74,6 +74,10 @@ class RecordBook:
     def places(self) -> int:
         return len(self._places)
 
+    def __len__(self) -> int:
+        """Records kept here, of strangers too."""
+        return sum(map(len, self._places))
+
     def take(self, place: int | None, signed: wire.SignedRecord, now_s: float, *, of: PeerId | None = None) -> bool:
         """Keep `signed` if it is valid, newer than the known one, and affordable at Unix time `now_s`; whether it is
         kept now. No signature is checked twice. `place` None: its own; `of`: only a record of this machine."""
