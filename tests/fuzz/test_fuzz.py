@@ -71,6 +71,7 @@ PARSERS = {
             "app/cli/owner.py",
             "app/cli/look.py",
             "app/cli/quickstart.py",
+            "app/cli/schema.py",
             "net/transport/contact.py",
         ),
         OWN,

@@ -399,23 +399,23 @@ class DirectoryContract:
             me = pair.identities[0]
             first = sign_record(record_of(me, pair.unix_s(), sequence=1, ttl_s=10), me)
             second = sign_record(record_of(me, pair.unix_s(), sequence=2, ttl_s=11), me)
-            assert await pair.here.announce(first)
-            assert await pair.here.announce(second)
-            assert not await pair.here.announce(first)
+            assert (await pair.here.announce(first)).stored
+            assert (await pair.here.announce(second)).stored
+            assert not (await pair.here.announce(first)).stored
             assert [found.record for found in await pair.there.lookup(0)] == [second.record]
 
     async def test_a_record_that_wants_to_live_too_long_is_not_stored(self) -> None:
         async with self.directories() as pair:
             me = pair.identities[0]
             forever = sign_record(record_of(me, pair.unix_s(), ttl_s=4000), me)
-            assert not await pair.here.announce(forever)
+            assert not (await pair.here.announce(forever)).stored
             assert await pair.there.lookup(0) == []
 
     def test_a_record_expires(self) -> None:
         async def main() -> None:
             async with self.directories() as pair:
                 me = pair.identities[0]
-                assert await pair.here.announce(sign_record(record_of(me, pair.unix_s(), ttl_s=0.6), me))
+                assert (await pair.here.announce(sign_record(record_of(me, pair.unix_s(), ttl_s=0.6), me))).stored
                 async with asyncio.timeout(60):
                     while True:
                         if not await pair.there.lookup(0):

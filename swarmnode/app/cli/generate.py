@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object at the end: text, tokens, tokens_per_s, round, samples, age_s, validation.",
+    help="Print one JSON object at the end: text, tokens, tokens_per_s, kind, round, samples, age_s, validation.",
 )
 def command(
     source: str,

@@ -133,7 +133,13 @@ def facts(found: Gathered, now_unix_s: float) -> dict[str, object]:
     """Which model it is, as fields of --json; None where that is not known. `validation` is what its archive measured
     or heard, in nats per token."""
     age_s = None if found.made_unix_s is None else max(0.0, round(now_unix_s - found.made_unix_s, 1))
-    return {"round": found.round, "samples": found.samples, "age_s": age_s, "validation": found.validation}
+    return {
+        "kind": found.kind,
+        "round": found.round,
+        "samples": found.samples,
+        "age_s": age_s,
+        "validation": found.validation,
+    }
 
 
 def told(found: Gathered, now_unix_s: float) -> str:
