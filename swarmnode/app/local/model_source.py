@@ -15,6 +15,7 @@ from swarmnode.app.daemon.clock import SystemClock
 from swarmnode.app.machine import checkup
 from swarmnode.app.machine.folder_store import FolderStore, is_url, keeper
 from swarmnode.base import bounds
+from swarmnode.base.concurrency import beside_loop
 from swarmnode.base.errors import DataError, NoDaemon, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.base.wire.record_pb2 import SignedManifest
 from swarmnode.keep.recovery import checkpoint as form
@@ -102,6 +103,7 @@ class WeightChoice:
 NEWEST = WeightChoice()
 
 
+@beside_loop
 def gather(
     source: str, kind: str, note: Note, moved: Moved = lambda done, of: None, weights: WeightChoice = NEWEST
 ) -> tuple[Gathered, Path | None]:
