@@ -205,7 +205,13 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas", "feeders"), [(Steers, 2, 1), (Steers, 3, 2), (SteersFinely, 2, 1), (SteersFinely, 3, 2)]
+    ("kind", "replicas", "feeders"),
+    [
+        (Steers, 2, 1),
+        (Steers, 3, 2),
+        pytest.param(SteersFinely, 2, 1, marks=pytest.mark.nightly),
+        pytest.param(SteersFinely, 3, 2, marks=pytest.mark.nightly),
+    ],
 )
 async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
     kind: type[Steers], replicas: int, feeders: int
@@ -383,7 +389,7 @@ def misread(tokens: WireTensor) -> WireTensor:
 
 @pytest.mark.parametrize(
     ("lie", "feeders"),
-    [("labels", 2), ("text", 3), ("activations", 2), ("text", 2)],
+    [("labels", 2), pytest.param("text", 3, marks=pytest.mark.nightly), ("activations", 2), ("text", 2)],
 )
 async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
     async with village(manifest(stages=2)) as v:

@@ -58,6 +58,7 @@ def survive(seconds: float, **faults: FaultSpec) -> Outcome:
     return simulate(dataclasses.replace(scenario, seconds=seconds, faults=faults), 3)
 
 
+@pytest.mark.nightly  # two minutes; test_killed_all_at_once is its worst hour
 def test_a_short_weekend() -> None:
     outcome = survive(
         520.0,
