@@ -122,6 +122,7 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
     wire = encode_boundary(torch.randn(samples, model.context, model.width), "bf16")
 
     def whole() -> None:
+        stage.give_up()  # what the layers alone have counted
         _, tape = replica.forward(wire, keep=True)
         assert tape is not None
         replica.backward(tape, wire, samples)
