@@ -76,8 +76,8 @@ METHOD_TEST = '''"""The equation of halfway averaging."""
 
 import torch
 
-from swarmnode.train.gossip.outer import outer
 from swarmnode.run.manifest import GossipSpec
+from swarmnode.train.gossip.outer import outer
 
 
 def test_a_lone_replica_moves_half_of_the_way() -> None:
