@@ -20,6 +20,7 @@ such stream, so that members may have other builds of zlib.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
@@ -159,8 +160,9 @@ class Huffman(DeltaCodec):
             inflated(chunk.codes, plain_nbytes(chunk.end - chunk.start))
 
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
-        found = [chunk for chunk in chunks_of(data, parameters) if start <= chunk.start < end]
-        return torch.cat([self._values(chunk) for chunk in found]) if found else torch.empty(0)
+        before_end = itertools.takewhile(lambda chunk: chunk.start < end, chunks_of(data, parameters))
+        found = [self._values(chunk) for chunk in before_end if chunk.start >= start]
+        return torch.cat(found) if found else torch.empty(0)
 
     @staticmethod
     def _values(chunk: CodedChunk) -> torch.Tensor:
