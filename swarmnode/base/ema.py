@@ -29,8 +29,8 @@ class Ema:
     _sum: float = 0.0
     _weights: float = 0.0
 
-    def add(self, value: float) -> None:
-        """Take `value` in."""
+    def add(self, value: float) -> float:
+        """Take `value` in. Returns its weight."""
         self.count += 1
         weight = self.weight
         if self.start is EmaStart.MEAN:
@@ -41,6 +41,7 @@ class Ema:
         self._weights += weight * (1.0 - self._weights)
         self.value = self._sum / self._weights
         self.known = True
+        return weight
 
 
 @dataclass(slots=True)
@@ -50,9 +51,9 @@ class EmaMoments(Ema):
     start: EmaStart = EmaStart.MEAN
     variance: float = 0.0
 
-    def add(self, value: float) -> None:
-        """Take `value` in."""
+    def add(self, value: float) -> float:
+        """Take `value` in. Returns its weight."""
         moved = value - self.value
-        weight = max(self.weight, 1.0 / (self.count + 1))
+        weight = Ema.add(self, value)
         self.variance = (1.0 - weight) * (self.variance + weight * moved * moved)
-        Ema.add(self, value)
+        return weight

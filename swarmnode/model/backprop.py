@@ -364,11 +364,7 @@ class Backprop:
         broken_off = bool(progress.parameters or progress.head.rows)  # a pass: the rest of it is added first
         spans = [(progress.samples, progress.last)] if broken_off else []
         first = progress.last if broken_off else progress.samples
-        while first < kept.samples:
-            last = min(kept.samples, first + passes.samples)
-            spans.append((first, last))
-            first = last
-        return spans
+        return [*spans, *passes.spans(first, kept.samples)]
 
     def _left_for_later(self, graph: ForwardGraph, whole: bool) -> set[int]:
         """The matrices, by id, whose gradients the backward of `graph` leaves for later: those of a first attempt at a

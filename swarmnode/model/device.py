@@ -49,11 +49,9 @@ def twice(work: Callable[[], T], relieve: Callable[[], None], what: str) -> T:
     """The value of `work`; if memory runs out, that of a second call after `relieve` has freed some. Raises Busy if it
     runs out again."""
     for _ in range(2):
-        try:
-            return work()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
+        done, value = tried(work)
+        if done:
+            return value  # type: ignore[return-value]  # it is T where `work` returned
         relieve()  # the frames of `work`, and the tensors they hold, are gone
     raise Busy(f"{what}: out of memory", retry_after_s=AFTER_S)
 

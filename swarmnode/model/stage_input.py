@@ -75,18 +75,19 @@ class InputReader:
         end = self._document_end
         what = f"input of {self.name}"
         if self._part.has_embedding:
-            ids, _ = decode_tokens(x, model.context, model.vocabulary, what)
-            ids = ids[:, :-1]
+            ids = self._ids(x, what)
             return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
         decoded = decode_boundary(x, self._boundary, (None, model.context, self.width), what, self._device)
         if tokens is None:
             assert end is None and not self._in_subspace, "activations need their tokens beside them"
             return StageInput(decoded, decoded.shape[0] * model.context)
-        ids, _ = decode_tokens(tokens, model.context, model.vocabulary, f"tokens of {self.name}")
-        ids = ids[:, :-1]
+        ids = self._ids(tokens, f"tokens of {self.name}")
         self.check_samples(decoded.shape[0], ids)
         documents = None if end is None else Documents.of(ids, end)
         return StageInput(decoded, counted_targets(tokens, end), ids if self._in_subspace else None, documents)
+
+    def _ids(self, tokens: WireTensor, what: str) -> Tensor:
+        return decode_tokens(tokens, self._model.context, self._model.vocabulary, what)[0][:, :-1]
 
     def targets(self, tokens: WireTensor) -> Tensor:
         """The next tokens int64 [B, T], IGNORED where the loss does not count them. Raises RemoteFault as `read`."""

@@ -101,14 +101,10 @@ class FieldCheck:
 
     where: str
     bound: Bound
-    least: float
-    most: float
-    many: int
     repeated: bool
     nested: bool
     sized: bool
     text: bool
-    step: bool
     tidy: Tidy | None
 
 
@@ -135,16 +131,17 @@ class Bounds:
             if rule.tidy is not None:
                 rule.tidy(message, value)
                 continue
-            if rule.repeated and len(value) > rule.many:
-                raise _too_many(rule.where, rule.bound, value)
+            bound = rule.bound
+            if rule.repeated and len(value) > bound.many:
+                raise _too_many(rule.where, bound, value)
             for one in value if rule.repeated else (value,):
                 if rule.nested:
                     self.check(one)
                     continue
                 size = len(one) if rule.sized else one
-                holds = rule.least <= size <= rule.most  # NaN is in no range
-                if not holds or (rule.text and not one.isprintable()) or (rule.step and one & (one - 1)):
-                    raise _fault(rule.where, one, "", rule.bound.allowed())
+                holds = bound.least <= size <= bound.most  # NaN is in no range
+                if not holds or (rule.text and not one.isprintable()) or (bound.step and one & (one - 1)):
+                    raise _fault(rule.where, one, "", bound.allowed())
 
     def _made(self, descriptor: Descriptor) -> dict[str, FieldCheck]:
         return {field.name: self._of(descriptor, field) for field in descriptor.fields}
@@ -156,14 +153,10 @@ class Bounds:
         return FieldCheck(
             where,
             bound,
-            bound.least,
-            bound.most,
-            bound.many,
             repeated=bool(field.is_repeated),
             nested=field.message_type is not None,
             sized=text or field.type == FieldDescriptor.TYPE_BYTES,
             text=text,
-            step=bool(bound.step),
             tidy=_tidy(where, bound, field),
         )
 
