@@ -8,10 +8,24 @@ from swarmnode.run.manifest import GossipSpec
 from swarmnode.train.gossip.outer import outer
 from swarmnode.train.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
 from swarmnode_methods.desloc import DesLoc
+from swarmnode_methods.gradient import Gradient, GradientOf
 from tests.support.method_tables import CODECS_OF
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700
+APART = {"modular6": 0.01, "modular4": 0.01, "modular3": 0.01, "huffman": 0.08, "whitened": 0.08}
+"""Codecs whose bytes follow the numbers. Of an entropy code gradients take 1.65 bits, normal ones, as here,
+1.74 and the table of the code."""
+
+
+class Normal(GradientOf):
+    """A gradient of normal numbers."""
+
+    def __init__(self, gathered: torch.Tensor) -> None:
+        self._gathered = gathered
+
+    def take(self, out: torch.Tensor) -> None:
+        out.copy_(self._gathered)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +39,13 @@ def test_the_formula_is_what_is_sent(method: str, coding: str) -> None:
         one.attend(torch.zeros(SIZE), torch.zeros(SECONDS))
     sent = 0
     for number in range(ROUNDS):
-        theta.add_(torch.randn(SIZE, generator=torch.Generator().manual_seed(number)), alpha=1e-2)
+        moved = torch.randn(SIZE, generator=torch.Generator().manual_seed(number))
+        theta.add_(moved, alpha=1e-2)
+        if isinstance(one, Gradient):
+            one.gather(Normal(moved))
         sent += sum(tensor.nbytes for tensor in one.message(SETTLED + number))
         one.apply(SETTLED + number, 1.0, [])
-    assert message_nbytes(spec, SIZE, SECONDS) == pytest.approx(sent / ROUNDS, rel=0.01 if "modular" in coding else 0)
+    assert message_nbytes(spec, SIZE, SECONDS) == pytest.approx(sent / ROUNDS, rel=APART.get(coding, 0))
 
 
 def test_two_buffers_where_gamma_is_not_beta_and_what_does_not_go_together() -> None:
