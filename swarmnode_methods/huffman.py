@@ -74,33 +74,33 @@ def deflated(codes: bytes) -> bytes:
     return short if len(short) < len(codes) else codes
 
 
-def inflated(codes: Bytes, nbytes: int) -> Bytes:
-    """The inverse: `nbytes` bytes. Raises RemoteFault, and never makes more."""
+def inflated(codes: Bytes, nbytes: int, packet: str) -> Bytes:
+    """The inverse: `nbytes` bytes. Raises RemoteFault about `packet`, and never makes more."""
     if len(codes) == nbytes:
         return codes
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         found = stream.decompress(codes.tobytes(), nbytes + 1)
     except zlib.error as error:
-        raise RemoteFault(f"huffman packet whose codes are no stream: {error}") from error
+        raise RemoteFault(f"{packet} whose codes are no stream: {error}") from error
     if len(found) != nbytes or not stream.eof or stream.unused_data:
-        raise RemoteFault(f"huffman packet whose codes are not {nbytes} bytes")
+        raise RemoteFault(f"{packet} whose codes are not {nbytes} bytes")
     return np.frombuffer(found, np.uint8)
 
 
-def chunks_of(data: Bytes, parameters: int) -> Iterator[CodedChunk]:
-    """The chunks of a packet of `parameters`. Raises RemoteFault where it ends too early."""
+def chunks_of(data: Bytes, parameters: int, packet: str) -> Iterator[CodedChunk]:
+    """The chunks of the `packet` of `parameters`. Raises RemoteFault about it where it ends too early."""
     at = 0
     for start, end in chunks(0, parameters):
         steps_nbytes = 2 * rows_of(end - start)
         codes_at = at + COUNT_NBYTES + steps_nbytes
         count = int.from_bytes(data[at : at + COUNT_NBYTES].tobytes(), "little")
         if not 0 < count <= plain_nbytes(end - start) or codes_at + count > len(data):
-            raise RemoteFault(f"huffman packet of {len(data)} bytes, in which {count} are due from {codes_at} on")
+            raise RemoteFault(f"{packet} of {len(data)} bytes, in which {count} are due from {codes_at} on")
         yield CodedChunk(start, end, data[at + COUNT_NBYTES : codes_at], data[codes_at : codes_at + count])
         at = codes_at + count
     if at != len(data):
-        raise RemoteFault(f"huffman packet of {len(data)} bytes; its last chunk ends at {at}")
+        raise RemoteFault(f"{packet} of {len(data)} bytes; its last chunk ends at {at}")
 
 
 class Huffman(DeltaCodec):
@@ -108,10 +108,11 @@ class Huffman(DeltaCodec):
 
     name: ClassVar[str] = "huffman"
     feedback: ClassVar[bool] = False
-    unit: ClassVar[int] = CHUNK
+    unit: ClassVar[int] = 1
 
     def __init__(self) -> None:
         super().__init__()
+        self._packet = f"{self.name} packet"
         self._coded: list[bytes] = []  # by chunk, of the message being written
 
     def nbytes(self, parameters: int) -> int:
@@ -155,19 +156,22 @@ class Huffman(DeltaCodec):
         self.inspect(one_tensor(tensors, self.name, parameters, least, self.nbytes(parameters)), parameters)
 
     def inspect(self, data: Bytes, parameters: int) -> None:
-        for chunk in chunks_of(data, parameters):
-            check_steps(chunk.steps, MAGNITUDE_MAX / ZERO, f"{self.name} packet")
-            inflated(chunk.codes, plain_nbytes(chunk.end - chunk.start))
+        for chunk in chunks_of(data, parameters, self._packet):
+            check_steps(chunk.steps, MAGNITUDE_MAX / ZERO, self._packet)
+            inflated(chunk.codes, plain_nbytes(chunk.end - chunk.start), self._packet)
 
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
-        before_end = itertools.takewhile(lambda chunk: chunk.start < end, chunks_of(data, parameters))
-        found = [self._values(chunk) for chunk in before_end if chunk.start >= start]
+        before_end = itertools.takewhile(lambda chunk: chunk.start < end, chunks_of(data, parameters, self._packet))
+        found = [
+            self._values(chunk)[max(start - chunk.start, 0) : end - chunk.start]
+            for chunk in before_end
+            if chunk.end > start
+        ]
         return torch.cat(found) if found else torch.empty(0)
 
-    @staticmethod
-    def _values(chunk: CodedChunk) -> torch.Tensor:
+    def _values(self, chunk: CodedChunk) -> torch.Tensor:
         """The elements of a chunk, float32."""
-        pairs = inflated(chunk.codes, plain_nbytes(chunk.end - chunk.start))
+        pairs = inflated(chunk.codes, plain_nbytes(chunk.end - chunk.start), self._packet)
         values = torch.from_numpy(np.take(PAIRS, pairs).view(np.float32)).view(-1, BLOCK)
         values.mul_(read_steps(chunk.steps).unsqueeze(1))
         return values.view(-1)[: chunk.end - chunk.start]

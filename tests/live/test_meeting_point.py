@@ -37,15 +37,21 @@ class Run:
             self.port = free.getsockname()[1]
 
     def once(self, *args: str) -> str:
-        return subprocess.run([*COMMAND, *args], cwd=self.folder, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run([*COMMAND, *args], cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"swarmnode {' '.join(args)}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def at(self, name: str) -> str:
         return str(self.folder / name)
 
+    def command(self, name: str, args: Sequence[str]) -> list[str]:
+        """The command line of the node `name`."""
+        return [*NODE, *args]
+
     async def start(self, name: str, *args: str, **more: str) -> None:
         """A node, forked unless its environment has something `more`."""
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
-            self.processes[name] = await SPAWNER.start([*NODE, *args], environment() | more, out, err)
+            self.processes[name] = await SPAWNER.start(self.command(name, args), environment() | more, out, err)
 
     async def meet(self) -> None:
         """Start the meeting point; returns once it says where."""

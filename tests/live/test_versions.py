@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +14,14 @@ import pytest
 
 from benchmarks.swarm.harness import resting, trains
 from swarmnode.app.local.child import NodePlan
+from swarmnode.app.local.spawn import NODE
 from swarmnode.app.local.summary import totals
 from swarmnode.run.manifest import PRESETS
 from tests.support.live_swarm import swarm_in
 from tests.support.processes import output_of
 
 EARLIER = "406400b"  # the last commit before versions were negotiated
+EARLIER_NODE = (sys.executable, "-m", "swarmnode.cli.main")
 ROOT = Path(__file__).parents[2]
 ACCUSED = ("peer.excluded", "audit.failed")
 LOOKED_AT = re.compile("|".join((*ACCUSED, "exchange.paired", "amendment.applied", "forged", "protocol version")))
@@ -40,6 +43,12 @@ def earlier(tmp_path: Path) -> Path:
     return folder
 
 
+def earlier_command(earlier: Path, command: Sequence[str]) -> list[str]:
+    """The `command` of a node of this tree as one of the sources in `earlier`."""
+    assert tuple(command[: len(NODE)]) == NODE, command
+    return ["env", "-C", str(earlier), f"PYTHONPATH={earlier}", *EARLIER_NODE, *command[len(NODE) :]]
+
+
 async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_path: Path, earlier: Path) -> None:
     old: set[str] = set()
 
@@ -49,7 +58,7 @@ async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_p
             return resting(plan)
         old.add(plan.name)
         counted = plan if plan.stage is None else replace(plan, stage=plan.stage - 1)  # it counts stages from 0
-        return ["env", "-C", str(earlier), f"PYTHONPATH={earlier}", *resting(counted)]
+        return earlier_command(earlier, resting(counted))
 
     swarm = swarm_in(tmp_path, command=command)
     fleet = swarm.fleet

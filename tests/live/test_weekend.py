@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from swarmnode.app.daemon import ready_file
 from tests.live.test_meeting_point import Run, run_of
 from tests.live.test_versions import earlier as earlier
+from tests.live.test_versions import earlier_command
 
 pytestmark = pytest.mark.timeout(1800)  # eight minutes on two quiet cores
 SOAK = "SWARMNODE_SOAK" in os.environ
@@ -31,9 +33,9 @@ class Weekend(Run):
 
     old: Path | None = None
 
-    async def start(self, name: str, *args: str, **more: str) -> None:
-        older = {} if self.old is None or name != "old" else {"PYTHONPATH": str(self.old)}
-        await super().start(name, *args, **older, **more)
+    def command(self, name: str, args: Sequence[str]) -> list[str]:
+        command = super().command(name, args)
+        return earlier_command(self.old, command) if self.old is not None and name == "old" else command
 
     async def coordinate(self, home: str, *more: str) -> None:
         """Start the coordinator of `home`; it is up, and its invite is what volunteers have."""
