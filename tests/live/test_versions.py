@@ -29,15 +29,19 @@ LOOKED_AT = re.compile("|".join((*ACCUSED, "exchange.paired", "amendment.applied
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
-    """The sources of an earlier commit."""
+    """The sources of EARLIER."""
+    return sources_of(EARLIER, tmp_path / "earlier", "swarmnode")
+
+
+def sources_of(commit: str, folder: Path, *packages: str) -> Path:
+    """The sources of the `packages` of `commit` in `folder`. Skips the test where git does not have them."""
     archive = subprocess.run(
-        ["git", "archive", EARLIER, "swarmnode"], cwd=ROOT, capture_output=True, check=False, timeout=60
+        ["git", "archive", commit, *packages], cwd=ROOT, capture_output=True, check=False, timeout=60
     )
     if archive.returncode != 0:
         pytest.skip(
-            f"commit {EARLIER} is not here (no git, or a shallow clone): {archive.stderr.decode().strip()[:200]}"
+            f"commit {commit} is not here (no git, or a shallow clone): {archive.stderr.decode().strip()[:200]}"
         )
-    folder = tmp_path / "earlier"
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
     return folder

@@ -16,10 +16,10 @@ import pytest
 
 from swarmnode.app.daemon import ready_file
 from tests.live.test_meeting_point import Run, run_of
-from tests.live.test_versions import earlier as earlier
-from tests.live.test_versions import earlier_command
+from tests.live.test_versions import earlier_command, sources_of
 
 pytestmark = pytest.mark.timeout(1800)  # eight minutes on two quiet cores
+EARLIER = "d9c92553"  # the last commit before the package was cut into nine rooms; it knows all that `init` writes
 SOAK = "SWARMNODE_SOAK" in os.environ
 AWAY_S = 600.0 if SOAK else 10.0
 SEEDS = (1, 2, 3) if SOAK else (1,)  # of undisturbed runs; the weekend has the first one's
@@ -79,16 +79,16 @@ async def undisturbed(folder: Path, seed: int) -> float:
         return run.loss()
 
 
-async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earlier: Path) -> None:
+async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path) -> None:
     losses = [await undisturbed(tmp_path / f"calm-{seed}", seed) for seed in SEEDS]
     (tmp_path / "weekend").mkdir()
     async with run_of(tmp_path / "weekend", "coordinator", Weekend) as run:
         seeded(run, SEEDS[0])
-        run.old = earlier
+        run.old = sources_of(EARLIER, tmp_path / "earlier", "swarmnode", "swarmnode_methods")
         where = ["--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
         await run.coordinate("meet", *where)
         for name, stage in (("a", "1"), ("b", "2"), ("old", "1")):
-            await run.join(name, "--stage", stage)  # versions before 0.1.0 counted from 0, as `old` does
+            await run.join(name, "--stage", stage)
         await run.until(lambda: all(run.events(name, "node.ready") for name in ("a", "b", "old")), "all serve")
         await run.trained(600)
 
