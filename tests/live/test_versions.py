@@ -2,9 +2,10 @@
 
 import json
 import re
+import site
 import subprocess
-import sys
 import tarfile
+import venv
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -21,7 +22,7 @@ from tests.support.live_swarm import swarm_in
 from tests.support.processes import output_of
 
 EARLIER = "406400b"  # the last commit before versions were negotiated
-EARLIER_NODE = (sys.executable, "-m", "swarmnode.cli.main")
+EARLIER_NODE = ("-m", "swarmnode.cli.main")
 ROOT = Path(__file__).parents[2]
 ACCUSED = ("peer.excluded", "audit.failed")
 LOOKED_AT = re.compile("|".join((*ACCUSED, "exchange.paired", "amendment.applied", "forged", "protocol version")))
@@ -29,12 +30,13 @@ LOOKED_AT = re.compile("|".join((*ACCUSED, "exchange.paired", "amendment.applied
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
-    """The sources of EARLIER."""
-    return sources_of(EARLIER, tmp_path / "earlier", "swarmnode")
+    """EARLIER, installed."""
+    return installed(EARLIER, tmp_path / "earlier", "swarmnode")
 
 
-def sources_of(commit: str, folder: Path, *packages: str) -> Path:
-    """The sources of the `packages` of `commit` in `folder`. Skips the test where git does not have them."""
+def installed(commit: str, folder: Path, *packages: str) -> Path:
+    """An environment in `folder` with the `packages` of `commit`, and all that they need from this one. Skips the test
+    where git does not have them."""
     archive = subprocess.run(
         ["git", "archive", commit, *packages], cwd=ROOT, capture_output=True, check=False, timeout=60
     )
@@ -44,13 +46,17 @@ def sources_of(commit: str, folder: Path, *packages: str) -> Path:
         )
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
+    venv.create(folder, symlinks=True)
+    places = [folder, *map(Path, site.getsitepackages())]
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (site_packages / "earlier.pth").write_text("".join(f"{place}\n" for place in places))
     return folder
 
 
 def earlier_command(earlier: Path, command: Sequence[str]) -> list[str]:
     """The `command` of a node of this tree as one of the sources in `earlier`."""
     assert tuple(command[: len(NODE)]) == NODE, command
-    return ["env", "-C", str(earlier), f"PYTHONPATH={earlier}", *EARLIER_NODE, *command[len(NODE) :]]
+    return ["env", "-C", str(earlier), str(earlier / "bin" / "python"), *EARLIER_NODE, *command[len(NODE) :]]
 
 
 async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_path: Path, earlier: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from swarmnode.app.daemon import ready_file
 from tests.live.test_meeting_point import Run, run_of
-from tests.live.test_versions import earlier_command, sources_of
+from tests.live.test_versions import earlier_command, installed
 
 pytestmark = pytest.mark.timeout(1800)  # eight minutes on two quiet cores
 EARLIER = "d9c92553"  # the last commit before the package was cut into nine rooms; it knows all that `init` writes
@@ -29,7 +29,7 @@ NEAR = 0.05  # of single runs: three seeds of an undisturbed one differ by that
 
 
 class Weekend(Run):
-    """A coordinator that archives, and volunteers; `old`: the source of a version for volunteers that are named so."""
+    """A coordinator that archives, and volunteers; `old`: an earlier version, for volunteers of that name."""
 
     old: Path | None = None
 
@@ -84,7 +84,7 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path) -> N
     (tmp_path / "weekend").mkdir()
     async with run_of(tmp_path / "weekend", "coordinator", Weekend) as run:
         seeded(run, SEEDS[0])
-        run.old = sources_of(EARLIER, tmp_path / "earlier", "swarmnode", "swarmnode_methods")
+        run.old = installed(EARLIER, tmp_path / "earlier", "swarmnode", "swarmnode_methods")
         where = ["--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
         await run.coordinate("meet", *where)
         for name, stage in (("a", "1"), ("b", "2"), ("old", "1")):
