@@ -10,11 +10,9 @@ from collections.abc import Collection
 
 from swarmnode.base.errors import DataError, LocalFault, Unavailable
 from swarmnode.base.ids import PeerId
-from swarmnode.base.ports import Replica
 from swarmnode.keep.recovery.neighbour_backup import to_keep
 from swarmnode.keep.recovery.recovery_source import (
     CLAIM_WAIT_S,
-    OwnState,
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
@@ -25,9 +23,9 @@ from swarmnode.keep.recovery.recovery_source import (
     silent,
     sleeper_text,
 )
-from swarmnode.keep.recovery.restore_context import RestoreContext
+from swarmnode.keep.recovery.restore_context import RestoreContext, RestoreRequest
 from swarmnode.keep.recovery.resumption import Resumption, newest_of
-from swarmnode.keep.transfer.snapshot import WHOLE, Snapshot
+from swarmnode.keep.transfer.snapshot import WHOLE
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.net.membership.liveness import LOOK_SHARE, SAMPLE
 from swarmnode.net.membership.swarm import PAUSED, Member, Swarm
@@ -37,30 +35,19 @@ SAMPLE_UNBEGUN = 1  # of each stage, before the run has trained: no replica has 
 
 
 class RecoveryLook:
-    """The looks of one restore of `stage`. What failed (`failures`) is left out of the next view."""
+    """The looks for the state of `request`. What failed (`failures`) is left out of the next view."""
 
-    def __init__(
-        self,
-        here: RestoreContext,
-        replica: Replica,
-        stage: int,
-        backup: Snapshot | None,
-        only: Collection[PeerId] | None,
-        own: OwnState | None,
-        failures: SourceFailures,
-    ) -> None:
-        """`only`: replicas of the stage that are believed; None: all. `backup`: this node's, if it is of the stage."""
+    def __init__(self, here: RestoreContext, request: RestoreRequest, failures: SourceFailures) -> None:
         self._here = here
-        self._replica = replica
-        self._stage = stage
-        self._backup = backup
-        self.only = only
+        self.request = request
+        self._replica = request.replica
+        self._stage = request.stage
         self._failures = failures
-        self._own = own
         self._membership = here.membership
         self._size = here.manifest.gossip.round_samples
         self._time = asyncio.get_running_loop().time
-        self._claims = RecoveryClaims(here.manifest.limits, snapshot_nbytes(replica.sizes_of(stage)))
+        nbytes = snapshot_nbytes(request.replica.sizes_of(request.stage))
+        self._claims = RecoveryClaims(here.manifest.limits, nbytes)
         self._disk: Resumption | None = None
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
@@ -111,9 +98,9 @@ class RecoveryLook:
     def swarm(self) -> Swarm:
         """The swarm as known now; of the stage itself only this node and those that are believed."""
         swarm = self._membership.peer_table.swarm()
-        if self.only is None:
+        if self.request.believed is None:
             return swarm
-        seen = {self._membership.me, *self.only}
+        seen = {self._membership.me, *self.request.believed}
         stages = list(swarm.stages)
         stages[self._stage] = tuple([member for member in stages[self._stage] if member.peer in seen])
         return Swarm.frozen(stages)
@@ -136,8 +123,8 @@ class RecoveryLook:
         saved before the stages were cut anew."""
         here = self._here
         sources = list[StateSource]()
-        if self._own is not None:
-            sources.append(StateSource(RecoverySource.OWN, self._own.samples / self._size, self._own))
+        if (own := self.request.own) is not None:
+            sources.append(StateSource(RecoverySource.OWN, own.samples / self._size, own))
         if here.earlier is not None:
             sources.append(StateSource(RecoverySource.PIECES, here.earlier.until))
         if (resume := here.checkpoints.resume) is not None:
@@ -170,8 +157,8 @@ class RecoveryLook:
         """(round, keeper) of the copies at nodes of the stage before; paused ones give what they keep, too."""
         before = swarm.stages[(self._stage - 1) % self._here.manifest.pipeline.stages]
         ring = [(m.kept_samples / self._size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
-        if self._backup is not None:
-            ring.append((self._backup.samples / self._size, self._membership.me))
+        if self.request.backup is not None:
+            ring.append((self.request.backup.samples / self._size, self._membership.me))
         return ring
 
     def _resting(self, swarm: Swarm, alive: Collection[PeerId]) -> list[Member]:

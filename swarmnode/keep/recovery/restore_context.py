@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,10 @@ from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.ports import Clock, Compute, Priority, Replica, State, Telemetry, Transport
 from swarmnode.base.wire import access_pb2, record_pb2
+from swarmnode.keep.recovery.recovery_source import OwnState
 from swarmnode.keep.recovery.resumption import CheckpointOptions, EarlierCut, SavedStages
 from swarmnode.keep.recovery.state_fetcher import StateFetcher
+from swarmnode.keep.transfer.snapshot import Snapshot
 from swarmnode.model.adapter import has_adapters
 from swarmnode.net.membership.liveness import Pinger
 from swarmnode.net.membership.progress import Progress
@@ -28,6 +30,18 @@ class BaseWeights(Protocol):
         """Place the weights of `stage` in `replica`; the bytes read. Raises Unavailable when they are not to be had
         now, DataError when they do not fit the run's model."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """A state to be restored: of `stage`, into `replica`."""
+
+    replica: Replica
+    stage: int
+    backup: Snapshot | None = None  # this node's copy of the stage, which it kept as a neighbour
+    round_min: int = 0  # the least round of a living replica's state
+    believed: Collection[PeerId] | None = None  # replicas of the stage that are believed; None: all
+    own: OwnState | None = None  # the state that `replica` has, which stays unless a newer one is found
 
 
 @dataclass(frozen=True, slots=True)
