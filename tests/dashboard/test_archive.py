@@ -29,7 +29,7 @@ async def test_the_page_offers_the_archives_files_and_no_others(tmp_path: Path, 
     archive = await made(tmp_path / "archive")
     (tmp_path / "owner.key").write_text("secret")
     (tmp_path / "archive" / "more.txt").write_text("not of a checkpoint")
-    entry = next(iter(archive.entries.values()))
+    entry = next(iter(archive.catalog.entries.values()))
     async with watched(FakeFleet(TINY, RUN, 2), tmp_path) as w:
         live = w.board.live
         live.offer = ModelDownloads(archive, download=download)
@@ -41,15 +41,15 @@ async def test_the_page_offers_the_archives_files_and_no_others(tmp_path: Path, 
             async with session.get("/api/v1/picture") as answer:
                 fits(await answer.json(), {"$ref": "#/components/schemas/Picture"})
             (row,) = told["entries"]
-            assert (row["samples"], row["nbytes"]) == (entry.samples, entry.nbytes)
-            for name, nbytes, sha256 in entry.files:
+            assert (row["samples"], row["nbytes"]) == (entry.checkpoint.samples, entry.nbytes)
+            for name, (nbytes, sha256) in entry.files.items():
                 async with session.get(f"/archive/{entry.label}/{name}") as answer:
                     assert answer.status == (200 if download else 404)
                     data = await answer.read()
                 if download:
                     assert (len(data), hashlib.sha256(data).hexdigest()) == (nbytes, sha256)
             if download:
-                largest = max(entry.files, key=lambda file: file[1])[0]
+                largest = max(entry.files, key=lambda name: entry.files[name][0])
                 ranged = {"Range": "bytes=8-15"}
                 async with session.get(f"/archive/{entry.label}/{largest}", headers=ranged) as answer:
                     assert answer.status == 206 and len(await answer.read()) == 8

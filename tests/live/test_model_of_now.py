@@ -94,7 +94,7 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         assert code == 0, error
         copy = Path(out.strip())
         assert copy.parent.parent == folder / "archive" and (copy / "archive.json").is_file()
-        assert json.loads((copy / "archive.json").read_text())["samples"] >= found["samples"]
+        assert json.loads((copy / "checkpoint.json").read_text())["samples"] >= found["samples"]
 
         # When both leave, the archive has the last round, whose loss follows.
         volunteers = children[1:]

@@ -9,7 +9,8 @@ from typing import Any
 
 from swarmnode.app.machine.run_archive import RETRY_S, Archive, ArchivePlan
 from swarmnode.base.errors import Unavailable
-from swarmnode.keep.recovery.archive import ArchiveEntry
+from swarmnode.keep.recovery.archive import ArchiveEntry, ArchiveNotes
+from swarmnode.keep.recovery.checkpoint import Checkpoint
 from swarmsim.virtual_time import run
 
 MINUTE_S = 60.0
@@ -52,8 +53,9 @@ class Scheduled(Archive):
 
     def _add(self, round_index: int, unix_s: float) -> ArchiveEntry:
         label = f"round-{round_index:09d}"
-        self.entries[label] = ArchiveEntry(label, round_index, 64 * round_index, unix_s, 2.0, "archive", (), ())
-        return self.entries[label]
+        checkpoint = Checkpoint(self.origin, label, round_index, 64 * round_index, {}, ())
+        entry = self.catalog.entries[label] = ArchiveEntry(checkpoint, ArchiveNotes(unix_s, 2.0, "archive"))
+        return entry
 
     async def _tidy(self) -> None:
         pass

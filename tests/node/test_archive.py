@@ -21,7 +21,8 @@ from swarmnode.base.ports import Call
 from swarmnode.base.wire import call_pb2
 from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
-from swarmnode.keep.recovery.archive import ABOUT, ArchiveEntry, read_entry
+from swarmnode.keep.recovery.archive import ABOUT, ArchiveEntry, ArchiveNotes
+from swarmnode.keep.recovery.checkpoint import CopyAgreement
 from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.keep.transfer.snapshot import SLOW, WHOLE
 from swarmnode.keep.transfer.state_slices import APART_MAX, apart
@@ -76,25 +77,28 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
         people = await trained(v, (0, 1, 1, 1), liar=2)
         kept = archive_of(v, tmp_path, hub="ada/model")
         entry = await kept.archive.once()
-        assert entry.measured == "later" and not pushed, "it can be used before it is measured"
+        assert entry.notes.measured == "later" and not pushed, "it can be used before it is measured"
         await kept.archive.measure()
-        entry = kept.archive.entries[entry.label]
-        await kept.archive.push.to_hub(entry, kept.archive.folder_of(entry))
-        await kept.archive.push.to_hub(entry, kept.archive.folder_of(entry))
-        message = f"round {entry.round}, {entry.samples:,} samples"
-        assert pushed == [(kept.archive.folder_of(entry), "ada/model", entry.label, message)] * 2, "again, then not"
+        entry = kept.archive.catalog.entries[entry.label]
+        folder = kept.archive.catalog.folder_of(entry)
+        await kept.archive.push.to_hub(entry, folder)
+        await kept.archive.push.to_hub(entry, folder)
+        message = f"round {entry.checkpoint.round}, {entry.checkpoint.samples:,} samples"
+        assert pushed == [(kept.archive.catalog.folder_of(entry), "ada/model", entry.label, message)] * 2, (
+            "again, then not"
+        )
         assert kept.told("archive.push_failed") == [{"where": "ada/model", "reason": "the Hub is away"}]
         assert kept.told("archive.pushed") == [{"label": entry.label, "where": "https://hub/commit/1"}]
-        assert "README.md" in {name for name, _, _ in entry.files}
+        assert "README.md" in entry.files
         near(tmp_path, v)
         liar = people[2].node.me
-        assert [word.liars for word in entry.stages] == [(), (liar,)]
-        assert entry.stages[1].peer != liar and entry.stages[1].agree == 1
+        assert [word.liars for word in agreements(entry)] == [(), (liar,)]
+        assert entry.checkpoint.parts[1].peer != liar and agreements(entry)[1].agree == 1
         assert [f["peer"] for f in kept.told("archive.refused")] == [liar]
-        assert 0 < entry.samples <= v.total() and not any((tmp_path / "scratch").iterdir())
-        names = {name for name, _, _ in entry.files}
+        assert 0 < entry.checkpoint.samples <= v.total() and not any((tmp_path / "scratch").iterdir())
+        names = entry.files.keys()
         assert {"config.json", "model.safetensors.index.json", "checkpoint.json", "tokenizer.json"} <= names
-        index = json.loads((kept.archive.folder_of(entry) / "model.safetensors.index.json").read_text())
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
         assert set(index["weight_map"].values()) <= names
         # The one before decides where only two are left, of whom one lies.
         await people[3].die()
@@ -103,10 +107,10 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
         for _ in range(20):  # on a slow machine the next round can be far off
             fed = v.total()
             await v.until(lambda fed=fed: v.total() > fed + 128, "it trains on")  # type: ignore[misc]
-            if (later := await archive_of(v, tmp_path).archive.once()).round > entry.round:
+            if (later := await archive_of(v, tmp_path).archive.once()).checkpoint.round > entry.checkpoint.round:
                 break
-        assert later.samples > entry.samples
-        assert later.stages[1].peer == people[1].node.me and later.stages[1].liars == (liar,)
+        assert later.checkpoint.samples > entry.checkpoint.samples
+        assert later.checkpoint.parts[1].peer == people[1].node.me and agreements(later)[1].liars == (liar,)
 
 
 async def test_two_that_contradict_each_other_make_no_checkpoint(tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ async def test_two_that_contradict_each_other_make_no_checkpoint(tmp_path: Path)
         kept = archive_of(v, tmp_path)
         with pytest.raises(Unavailable, match="contradict each other"):
             await kept.archive.once()
-        assert not kept.archive.entries and "contradict" in kept.archive.status
+        assert not kept.archive.catalog.entries and "contradict" in kept.archive.status
         assert not list(tmp_path.rglob("checkpoint.json"))
 
 
@@ -168,12 +172,12 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
             total = v.total()
             await v.until(lambda total=total: v.total() >= total + 128, "it trains on")  # type: ignore[misc]
             made.append(await kept.archive.once())
-            assert made[-1].loss is None and read_entry_at(tmp_path / "pushed", made[-1].label).loss is None
+            assert made[-1].notes.loss is None and noted(tmp_path / "pushed", made[-1].label).loss is None
             await kept.archive.measure()
-        assert kept.archive.entries[made[2].label].loss == 3.0
-        assert read_entry_at(tmp_path / "pushed", made[2].label) == kept.archive.entries[made[2].label]
-        assert kept.archive.entries.keys() == {made[1].label, made[2].label}, "the newest, and the best"
-        assert kept.archive.best is not None and kept.archive.best.label == made[1].label
+        assert kept.archive.catalog.entries[made[2].label].notes.loss == 3.0
+        assert noted(tmp_path / "pushed", made[2].label) == kept.archive.catalog.entries[made[2].label].notes
+        assert kept.archive.catalog.entries.keys() == {made[1].label, made[2].label}, "the newest, and the best"
+        assert kept.archive.catalog.best is not None and kept.archive.catalog.best.label == made[1].label
     here = await find_resumptions(str(tmp_path / "archive"), RUN)
     there = await find_resumptions(str(tmp_path / "pushed"), RUN)
     newest = await intact(there, print)
@@ -193,9 +197,18 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         await v.until(lambda: v.total() > 64, "it trains on")
 
 
-def read_entry_at(folder: Path, label: str) -> ArchiveEntry:
-    """What the checkpoint `label` in `folder` says about itself."""
-    return read_entry((folder / RUN[:16] / label / ABOUT).read_bytes(), label)
+def noted(folder: Path, label: str) -> ArchiveNotes:
+    """What is noted of the checkpoint `label` in `folder`."""
+    return ArchiveNotes.of_text((folder / RUN[:16] / label / ABOUT).read_bytes(), label)
+
+
+def round_of(entry: ArchiveEntry | None) -> int:
+    return -1 if entry is None else entry.checkpoint.round
+
+
+def agreements(entry: ArchiveEntry) -> list[CopyAgreement]:
+    """What other replicas said of each stage's copy."""
+    return [part.agreement for part in entry.checkpoint.parts]
 
 
 async def test_when_all_leave_the_newest_model_is_of_the_last_round(tmp_path: Path) -> None:
@@ -207,7 +220,7 @@ async def test_when_all_leave_the_newest_model_is_of_the_last_round(tmp_path: Pa
         v.saving = CheckpointOptions(archives=(MACHINE.peer_id,))
         people = await trained(v, (0, 1, 1))
         first = await archive.once()
-        await v.until(lambda: people[1].node.stage_status().round_index >= first.round + 3, "it trains on")
+        await v.until(lambda: people[1].node.stage_status().round_index >= first.checkpoint.round + 3, "it trains on")
         async with background_tasks() as tasks:
             tasks.create_task(archive._copying())
             for person in people:
@@ -218,15 +231,17 @@ async def test_when_all_leave_the_newest_model_is_of_the_last_round(tmp_path: Pa
             assert not [line for line in cut if line.startswith("archive")], cut
             rounds = [int(str(told(person, "state.saved")[-1]["round"])) for person in people]
             last = min(rounds[0], max(rounds[1:]))
-            await v.until(lambda: archive.newest is not None and archive.newest.round >= last, "the last word is kept")
-        assert archive.newest is not None and archive.newest.measured == "later" and archive.newest.round > first.round
+            await v.until(lambda: round_of(archive.catalog.newest) >= last, "the last word is kept")
+        entry = archive.catalog.newest
+        assert entry is not None and entry.notes.measured == "later"
+        assert round_of(entry) > round_of(first)
         assert {fields["stage"] for fields in kept.told("archive.handed")} == {0, 1}
         near(tmp_path, v)
         newest = await intact(await find_resumptions(str(tmp_path), RUN), print)
         assert newest.blocks(RUN_OF).finished_below > 0, "what was fed is not fed again"
         # An export does not wait for a swarm that is gone.
         assert not archive.ask(0.0)
-        assert await archive.once() == archive.newest and archive.ask(60.0)
+        assert await archive.once() == archive.catalog.newest and archive.ask(60.0)
 
 
 async def test_a_goodbye_is_taken_of_the_last_replica_alone(tmp_path: Path) -> None:
@@ -266,7 +281,9 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
             return real(self, name, parts)  # type: ignore[arg-type]
 
         monkeypatch.setattr(FolderStore, "_write", counted)
-        await v.until(lambda: v.total() > max(e.samples for e in first.archive.entries.values()) + 256, "on")
+        await v.until(
+            lambda: v.total() > max(e.checkpoint.samples for e in first.archive.catalog.entries.values()) + 256, "on"
+        )
         await archive_of(v, tmp_path).archive.once()
         writes = count
         real_delete = FolderStore._delete
@@ -297,13 +314,13 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
             again = archive_of(v, tmp_path)
             entry = await again.archive.once()
             near(tmp_path, v)
-            assert len(again.archive.entries) <= 3
+            assert len(again.archive.catalog.entries) <= 3
             assert not list(tmp_path.rglob("*.part"))
             for path in (tmp_path / RUN[:16]).iterdir():
                 assert {"checkpoint.json", "archive.json"} <= {each.name for each in path.iterdir()}
-            assert entry.samples > total
-        (again.archive.folder_of(entry) / "archive.json").unlink()  # killed while it measured the copy
-        os.utime(again.archive.folder_of(entry) / "checkpoint.json", (COPIED_UNIX_S, COPIED_UNIX_S))
+            assert entry.checkpoint.samples > total
+        (again.archive.catalog.folder_of(entry) / "archive.json").unlink()  # killed while it measured the copy
+        os.utime(again.archive.catalog.folder_of(entry) / "checkpoint.json", (COPIED_UNIX_S, COPIED_UNIX_S))
         later = archive_of(v, tmp_path)
         await later.archive.once()
-        assert later.archive.entries[entry.label].unix_s == COPIED_UNIX_S, "export asks for a newer one"
+        assert later.archive.catalog.entries[entry.label].notes.unix_s == COPIED_UNIX_S, "export asks for a newer one"

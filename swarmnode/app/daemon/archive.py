@@ -38,7 +38,7 @@ from swarmnode.base.ids import stage_name
 from swarmnode.base.ports import Clock
 from swarmnode.base.wire import access_pb2, record_pb2
 from swarmnode.keep.recovery.archive import ONCE_S, Scores
-from swarmnode.keep.recovery.checkpoint import ROOT, Origin, checkpoint_of
+from swarmnode.keep.recovery.checkpoint import Origin
 from swarmnode.keep.recovery.checkpoint_io import load_stage
 from swarmnode.keep.transfer.donor import LoadedDonor
 from swarmnode.keep.transfer.snapshot import Snapshot
@@ -174,18 +174,18 @@ async def _stage_of(manifest: Manifest, archive: Archive, stage: int, known: Sna
     a checkpoint, RemoteFault for a stage that does not exist."""
     if stage >= manifest.pipeline.stages:
         raise RemoteFault(f"{stage_name(stage)} asked of a run of {manifest.pipeline.stages}")
-    entry = max(archive.entries.values(), key=lambda entry: entry.samples, default=None)
+    entry = max(archive.catalog.entries.values(), key=lambda entry: entry.checkpoint.samples, default=None)
     if entry is None:
         raise Unavailable("the archive has no checkpoint yet")
-    if known is not None and known.progress.total == entry.samples:
+    if known is not None and known.progress.total == entry.checkpoint.samples:
         return known
-    store = FolderStore(archive.folder_of(entry))
-    checkpoint = checkpoint_of(await store.read(ROOT) or b"", entry.label)
+    store = FolderStore(archive.catalog.folder_of(entry))
+    checkpoint = entry.checkpoint
     shapes = {"theta": section_shapes(manifest, stages_of(manifest)[stage])["phi"]}
     state = await load_stage(store, "", checkpoint, shapes)  # theta of an archive is read from its phi
     round_index = min(part.round for part in checkpoint.parts)
     state = replace(state, sections={"phi": state.sections["theta"]}, packed=True)
-    return Snapshot.of(state, stage, round_index, record_pb2.Progress(total=entry.samples))
+    return Snapshot.of(state, stage, round_index, record_pb2.Progress(total=entry.checkpoint.samples))
 
 
 async def archive_once(archive: Archive) -> Path:
@@ -196,7 +196,7 @@ async def archive_once(archive: Archive) -> Path:
     last_error = ""
     while True:
         try:
-            return archive.folder_of(await archive.once())
+            return archive.catalog.folder_of(await archive.once())
         except Unavailable as error:
             if str(error) != last_error:
                 last_error = str(error)

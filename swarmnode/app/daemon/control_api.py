@@ -325,11 +325,11 @@ class ControlApi:
                 Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
             )
         current = archive.ask(older_s)
-        newest = archive.newest
+        newest = archive.catalog.newest
         return control_pb2.CopyReply(
             current=current,
             status=archive.status,
-            folder=str(archive.folder.absolute()),
+            folder=str(archive.catalog.folder.absolute()),
             newest="" if newest is None else newest.label,
         )
 

@@ -54,25 +54,28 @@ class ModelDownloads:
 
     def names(self, label: str) -> list[str]:
         """Names of the files of `label` that may be downloaded."""
-        entry = self._archive.entries.get(label)
-        return [name for name, _, _ in entry.files] if entry is not None and self._download else []
+        entry = self._archive.catalog.entries.get(label)
+        return list(entry.files) if entry is not None and self._download else []
 
     def file(self, label: str, name: str) -> Path | None:
         """The path of one file. None for a file that is not in the archive's own list."""
-        entry = self._archive.entries.get(label)
-        return self._archive.folder_of(entry) / name if entry is not None and name in self.names(label) else None
+        entry = self._archive.catalog.entries.get(label)
+        return (
+            self._archive.catalog.folder_of(entry) / name if entry is not None and name in self.names(label) else None
+        )
 
     def _entries(self) -> Iterator[ArchiveEntry]:
-        return iter(sorted(self._archive.entries.values(), key=lambda entry: entry.label, reverse=True))
+        return iter(sorted(self._archive.catalog.entries.values(), key=lambda entry: entry.label, reverse=True))
 
     def _row(self, entry: ArchiveEntry) -> Json:
-        best = self._archive.best
+        best = self._archive.catalog.best
+        words = [part.agreement for part in entry.checkpoint.parts]
         return {
             **_measured(entry),
             "nbytes": entry.nbytes,
             "best": best is not None and best.label == entry.label,
-            "agree": [word.agree for word in entry.stages],
-            "liars": sorted({short(PeerId(liar)) for word in entry.stages for liar in word.liars}),
+            "agree": [word.agree for word in words],
+            "liars": sorted({short(PeerId(liar)) for word in words for liar in word.liars}),
             "urls": f"/archive/{entry.label}/urls.txt" if self._download else None,
         }
 
@@ -80,13 +83,15 @@ class ModelDownloads:
         href = f"/archive/{entry.label}/" if self._download else None
         return [
             {"name": name, "nbytes": nbytes, "sha256": sha256, "href": None if href is None else href + name}
-            for name, nbytes, sha256 in entry.files
+            for name, (nbytes, sha256) in entry.files.items()
         ]
 
 
 def _measured(entry: ArchiveEntry) -> Json:
-    row = {"label": entry.label, "round": entry.round, "samples": entry.samples, "t": round(entry.unix_s, 3)}
-    return {**row, "loss": entry.loss, "measured": entry.measured, **entry.scores.to_json()}
+    checkpoint = entry.checkpoint
+    notes = entry.notes
+    row = {"label": entry.label, "round": checkpoint.round, "samples": checkpoint.samples, "t": round(notes.unix_s, 3)}
+    return {**row, "loss": notes.loss, "measured": notes.measured, **notes.scores.to_json()}
 
 
 class Heartbeat:

@@ -20,7 +20,7 @@ from swarmnode.base.errors import DataError, NoDaemon, RemoteFault, SwarmnodeErr
 from swarmnode.base.wire.record_pb2 import SignedManifest
 from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
-from swarmnode.keep.recovery.archive import ABOUT, FRESH_S, ONCE_S, read_entry
+from swarmnode.keep.recovery.archive import ABOUT, FRESH_S, ONCE_S, ArchiveNotes
 from swarmnode.keep.recovery.checkpoint import ROOT
 from swarmnode.keep.recovery.resumption import Resumption, SavedStage, saved_stages
 from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
@@ -319,8 +319,8 @@ async def _made(resumption: Resumption) -> tuple[float | None, float | None]:
     data = await resumption.store.read(f"{resumption.base}{ABOUT}")
     with contextlib.suppress(DataError):
         if data is not None:
-            entry = read_entry(data, resumption.where)
-            return entry.unix_s, entry.loss
+            notes = ArchiveNotes.of_text(data, resumption.where)
+            return notes.unix_s, notes.loss
     root = Path(resumption.where) / ROOT
     return (root.stat().st_mtime if root.is_file() else None), None
 

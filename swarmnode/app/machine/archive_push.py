@@ -52,7 +52,7 @@ class ArchivePush:
             self._telemetry.event("archive.pushed", label=label, where=str(there.store))
             self.measured.discard(label)
         for label in sorted(self.measured & entries.keys()):
-            await there.write(label, ABOUT, entries[label].to_text())
+            await there.write(label, ABOUT, entries[label].notes.to_text())
         self.measured.clear()
         for label in labels.keys() - entries.keys():
             await there.delete(label)
@@ -62,8 +62,8 @@ class ArchivePush:
         if not self._hub or entry.label == self._on_hub:
             return
         self._say(f"pushes {entry.label} to {self._hub}")
-        told = "" if entry.loss is None else f", held-out loss {entry.loss:.4f}"
-        message = f"round {entry.round}, {entry.samples:,} samples{told}"
+        told = "" if entry.notes.loss is None else f", held-out loss {entry.notes.loss:.4f}"
+        message = f"round {entry.checkpoint.round}, {entry.checkpoint.samples:,} samples{told}"
         try:
             where = await asyncio.to_thread(push_folder, folder, self._hub, entry.label, message)
         except SwarmnodeError as error:

@@ -17,18 +17,18 @@ import contextlib
 import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from swarmnode.app.machine.archive_entries import entry_of, record
+from swarmnode.app.machine.archive_catalog import ArchiveCatalog
 from swarmnode.app.machine.archive_push import ArchivePush
 from swarmnode.app.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy
 from swarmnode.app.machine.checkup import DISK_MIN_NBYTES
 from swarmnode.app.machine.folder_store import FolderStore
 from swarmnode.app.machine.slow_copy import saved_elements
-from swarmnode.base.atomic_file import TEMPORARY, check_free
-from swarmnode.base.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.base.atomic_file import check_free
+from swarmnode.base.errors import RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.base.ids import PeerId, stage_name
 from swarmnode.base.metrics import name
 from swarmnode.base.ports import Answer, Call, Store, Telemetry
@@ -36,14 +36,12 @@ from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.archive import (
-    ABOUT,
     EARLY_S,
     NO_SCORES,
     UNMEASURED,
     ArchiveEntry,
     Deserted,
     Scores,
-    labels_to_keep,
     needed_nbytes,
     next_copy_s,
 )
@@ -90,6 +88,44 @@ class ArchivePlan:
     shard_nbytes: int = form.SHARD_NBYTES
 
 
+class CopyRequests:
+    """Wakes an archive that waits for its next copy."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._given = False  # a stage's last replica has left its copy here since the last attempt
+
+    def ask(self) -> None:
+        """Somebody wants a newer copy."""
+        self._asked.set()
+
+    def give(self) -> None:
+        """A stage's last replica has given its copy."""
+        self._given = True
+        self._asked.set()
+
+    def begin(self) -> None:
+        """An attempt begins, with what was given until now."""
+        self._given = False
+
+    async def wait(self, wait_s: float, least_s: float) -> None:
+        """Wait for `wait_s`, or until a copy is asked for, though for `least_s`, unless a stage's last replica has
+        given its copy."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        if not self._given:
+            self._asked.clear()
+        while (left_s := wait_s - (loop.time() - begun_s)) > 0.0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._asked.wait()
+            if self._given:
+                return
+            if self._asked.is_set():
+                self._asked.clear()
+                wait_s = least_s
+
+
 @dataclass(eq=False)
 class Archive:
     """Copies the run repeatedly and when asked (`ask`) until cancelled (`run`), or once (`once`)."""
@@ -106,48 +142,25 @@ class Archive:
         self._store = RunStore(
             FolderStore(self.plan.folder, "free space or choose another --archive"), self.origin.run_id
         )
+        self.catalog = ArchiveCatalog(self._store, self.plan.folder / self._store.place(""), self.telemetry)
         self.push = ArchivePush(self._store, self.plan.push, self.plan.hub, self.telemetry, self._say)
-        self.entries: dict[str, ArchiveEntry] = {}
-        """Complete checkpoints by label."""
         self.status = "starting"
         """A sentence for the user: what the archive does or waits for."""
-        self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
-        self._asked = asyncio.Event()
-        self._given = False  # a stage's last replica has left its copy here since the last attempt
+        self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than the newest entry then
+        self._requests = CopyRequests()
         self._taking = [asyncio.Lock() for _ in range(self.manifest.pipeline.stages)]
         self._books = asyncio.Lock()  # one writes what is known of checkpoints
         self._unmeasured = asyncio.Event()
-
-    @property
-    def folder(self) -> Path:
-        """The folder of this run's checkpoints."""
-        return self.plan.folder / self._store.place("")
-
-    @property
-    def newest(self) -> ArchiveEntry | None:
-        """The entry of the latest round."""
-        return self.entries[max(self.entries)] if self.entries else None
-
-    @property
-    def best(self) -> ArchiveEntry | None:
-        """The entry with the lowest validation loss, of those measured here: what nodes report, one of them may have
-        made up."""
-        measured = [entry for entry in self.entries.values() if entry.loss is not None and entry.measured == "archive"]
-        return min(measured, key=lambda entry: (entry.loss, entry.label), default=None)
-
-    def folder_of(self, entry: ArchiveEntry) -> Path:
-        """The folder of an entry's files."""
-        return self.folder / entry.label
 
     def _say(self, status: str) -> None:
         self.status = status
 
     def ask(self, older_s: float) -> bool:
-        """Whether the swarm had nothing newer than `newest` within the last `older_s`. If it may have, `run` copies it
-        as soon as donors give it."""
+        """Whether the swarm had nothing newer than the newest entry within the last `older_s`. If it may have, `run`
+        copies it as soon as donors give it."""
         current = asyncio.get_running_loop().time() - self._current_s <= older_s
         if not current:
-            self._asked.set()
+            self._requests.ask()
         return current
 
     async def serve_handover(self, peer: PeerId, call: Call) -> Answer:
@@ -164,8 +177,7 @@ class Archive:
             check_free(self.plan.folder, nbytes + DISK_MIN_NBYTES, "the copy of a stage that is left")
             round_index = await self.sources.take_over(peer, stage)
         self.telemetry.event("archive.handed", peer=peer, stage=stage, round=round_index)
-        self._given = True
-        self._asked.set()
+        self._requests.give()
         return Answer(wire.Reply(handed=wire.Handed(round=round_index)))
 
     async def run(self) -> None:
@@ -189,7 +201,7 @@ class Archive:
                     took_s = 0.0
                 else:
                     begun_s = loop.time()
-                    self._given = False
+                    self._requests.begin()
                     await self.once()
                     copied_s = loop.time() - began_s
                     took_s = loop.time() - begun_s
@@ -199,24 +211,7 @@ class Archive:
                 failures += began_s <= loop.time()
                 least_s = max(RETRY_S, error.retry_after_s if isinstance(error, Unavailable) else 0.0)
                 wait_s = max(least_s, min(RETRY_MAX_S, RETRY_S * 1.5 ** min(failures - 1, 20)))
-            await self._wait(wait_s, least_s)
-
-    async def _wait(self, wait_s: float, least_s: float) -> None:
-        """Wait for `wait_s`, or until a copy is asked for, though for `least_s`, unless a stage's last replica has
-        given its copy."""
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        if not self._given:
-            self._asked.clear()
-        while (left_s := wait_s - (loop.time() - begun_s)) > 0.0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._asked.wait()
-            if self._given:
-                return
-            if self._asked.is_set():
-                self._asked.clear()
-                wait_s = least_s
+            await self._requests.wait(wait_s, least_s)
 
     async def _measuring(self) -> None:
         while True:
@@ -227,37 +222,32 @@ class Archive:
     async def measure(self) -> None:
         """Measure every checkpoint that is not yet, the newest first, note it in its folder, the bucket and on the
         hub."""
-        while labels := [label for label, entry in self.entries.items() if entry.measured == UNMEASURED]:
-            entry = self.entries[max(labels)]
+        while labels := [label for label, entry in self.catalog.entries.items() if entry.notes.measured == UNMEASURED]:
+            entry = self.catalog.entries[max(labels)]
             if idle := self.status == "ready":
                 self.status = f"measures {entry.label}"
             try:
-                measured = await self.evaluate(self.folder_of(entry), entry.samples)
+                measured = await self.evaluate(self.catalog.folder_of(entry), entry.checkpoint.samples)
             except (SwarmnodeError, OSError) as error:
                 self.telemetry.event("archive.unmeasured", reason=str(error))
                 measured = Measured(None, "")
             if idle and self.status == f"measures {entry.label}":
                 self.status = "ready"
             async with self._books:
-                await self._note(entry, measured)
+                await self._note(entry.label, measured)
 
-    async def _note(self, entry: ArchiveEntry, measured: Measured) -> None:
-        """Write what was `measured` of a checkpoint, unless it was deleted meanwhile."""
-        if entry.label not in self.entries:
+    async def _note(self, label: str, measured: Measured) -> None:
+        """Note what was `measured` of a checkpoint, unless it was deleted meanwhile."""
+        entry = await self.catalog.measured(label, measured.loss, measured.origin, measured.scores)
+        if entry is None:
             return
-        found = replace(entry, loss=measured.loss, measured=measured.origin, scores=measured.scores)
-        self.entries[entry.label] = found
-        try:
-            await self._store.write(entry.label, ABOUT, found.to_text())
-        except (LocalFault, DataError) as error:  # the next process measures it again
-            self.telemetry.event("archive.failed", level="error", label=entry.label, reason=str(error))
         for score in measured.scores.scores:
             self.telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
-        self.telemetry.event("archive.measured", label=entry.label, loss=measured.loss, measured=measured.origin)
-        self.push.measured.add(entry.label)
-        await self.push.to_store(self.entries)
-        if found is self.newest:
-            await self.push.to_hub(found, self.folder_of(found))
+        self.telemetry.event("archive.measured", label=label, loss=measured.loss, measured=measured.origin)
+        self.push.measured.add(label)
+        await self.push.to_store(self.catalog.entries)
+        if entry is self.catalog.newest:
+            await self.push.to_hub(entry, self.catalog.folder_of(entry))
 
     async def _begin(self) -> tuple[float, float]:
         """(time at which the run began to train, by the loop's clock, as far as its checkpoints here tell; seconds from
@@ -267,7 +257,7 @@ class Archive:
                 await self._tidy()
             now_s = asyncio.get_running_loop().time()
             unix_s = self.sources.clock.unix_s()
-            ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
+            ages_s = [max(0.0, unix_s - entry.notes.unix_s) for entry in self.catalog.entries.values()]
             self._current_s = now_s - min(ages_s, default=math.inf)
             await self.sources.trains()
             self.status = "ready"
@@ -286,11 +276,11 @@ class Archive:
         try:
             async with self._books:
                 await self._tidy()
-            copy_run = await self._copy_run(self.newest)
-            entry = self.newest if copy_run is None else await self._keep(copy_run)
+            copy_run = await self._copy_run(self.catalog.newest)
+            entry = self.catalog.newest if copy_run is None else await self._keep(copy_run)
             assert entry is not None, "only a run that has not advanced is not copied"
         except (SwarmnodeError, OSError) as error:
-            if isinstance(error, Deserted) and self.newest is not None:
+            if isinstance(error, Deserted) and self.catalog.newest is not None:
                 self._current_s = begun_s
             waits = isinstance(error, Unavailable | RemoteFault)
             self.status = f"{'waits' if waits else 'cannot write'}: {error}"
@@ -299,28 +289,16 @@ class Archive:
             raise
         self._current_s = begun_s
         async with self._books:
-            await self._prune()
-            await self.push.to_store(self.entries)
+            await self.catalog.prune(self.plan.keep)
+            await self.push.to_store(self.catalog.entries)
         self.status = "ready"
         self._unmeasured.set()
         return entry
 
     async def _tidy(self) -> None:
-        """Delete the leftovers of a killed archive, and complete its almost finished checkpoints."""
+        """Delete the leftovers of a killed archive, and read what is there."""
         await asyncio.to_thread(shutil.rmtree, self.sources.scratch, ignore_errors=True)
-        for folder in await asyncio.to_thread(_incomplete, self.folder):
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            self.telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
-        entries = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
-        for label in await self._store.labels():
-            try:
-                root = self.folder / label / form.ROOT  # written last: an archive that ended measured it no more
-                entries[label] = await entry_of(self._store, label) or await record(
-                    self._store, label, root.stat().st_mtime
-                )
-            except DataError as error:  # left to its owner: it is neither offered nor deleted
-                self.telemetry.event("archive.failed", level="error", label=label, reason=str(error))
-        self.entries = entries
+        await self.catalog.read()
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]
@@ -329,10 +307,10 @@ class Archive:
         self.status = "copies the run"
         if before is None:
             return await self.sources.copy_run()
-        checkpoint = form.checkpoint_of(await self._store.read(before.label, form.ROOT), before.label)
+        checkpoint = before.checkpoint
         same = checkpoint.origin.stages == self.origin.stages  # cut otherwise, parameters have another order
-        last = partial(saved_elements, self.folder_of(before), checkpoint) if same else None
-        return await self.sources.copy_run(last, before.round)
+        last = partial(saved_elements, self.catalog.folder_of(before), checkpoint) if same else None
+        return await self.sources.copy_run(last, checkpoint.round)
 
     async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
         """Write `copy_run` as a complete checkpoint."""
@@ -340,8 +318,8 @@ class Archive:
         begun = loop.time()
         label = form.label(copy_run.round_index)
         copied_unix_s = self.sources.clock.unix_s()
-        if label in self.entries:
-            return self.entries[label]
+        if label in self.catalog.entries:
+            return self.catalog.entries[label]
         for stage, taken in enumerate(copy_run.stages):
             await self._save_stage(label, stage, taken, copy_run)
             self.sources.release(taken.copy)
@@ -350,14 +328,14 @@ class Archive:
         for file, data in self._files(checkpoint).items():
             await self._store.write(label, file, data)
         await checkpoint_io.complete(self._store.store, self.origin, label)
-        entry = self.entries[label] = await record(self._store, label, copied_unix_s)
+        entry = await self.catalog.add(label, copied_unix_s)
         self.telemetry.count(name.ARCHIVES, outcome="saved")
-        self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
+        self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.checkpoint.samples))
         self.telemetry.event(
             "archive.saved",
             label=label,
-            round=entry.round,
-            samples_total=entry.samples,
+            round=entry.checkpoint.round,
+            samples_total=entry.checkpoint.samples,
             nbytes=entry.nbytes,
             seconds=round(loop.time() - begun, 3),
         )
@@ -391,21 +369,3 @@ class Archive:
         about |= {"kind": f"archive {checkpoint.label}"}
         numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
         return self.model_files(where, checkpoint.nbytes, {**about, **numbers})
-
-    async def _prune(self) -> None:
-        stay = labels_to_keep({label: entry.loss for label, entry in self.entries.items()}, self.plan.keep)
-        gone = sorted(self.entries.keys() - stay)
-        for label in gone:
-            del self.entries[label]
-            await self._store.delete(label)
-        if gone:
-            self.telemetry.event("archive.pruned", labels=gone, keep=self.plan.keep)
-
-
-def _incomplete(folder: Path) -> list[Path]:
-    """Incomplete checkpoints below `folder`. Partial files of the others are deleted."""
-    if not folder.is_dir():
-        return []
-    for part in folder.glob(f"*/*{TEMPORARY}"):
-        part.unlink(missing_ok=True)
-    return [each for each in sorted(folder.iterdir()) if each.is_dir() and not (each / form.ROOT).is_file()]

@@ -17,7 +17,7 @@ from statistics import median
 
 from swarmnode.base.errors import DataError, Unavailable
 from swarmnode.base.ids import PeerId, short, stage_name
-from swarmnode.keep.recovery.checkpoint import StagePart
+from swarmnode.keep.recovery.checkpoint import Checkpoint
 from swarmnode.keep.recovery.recovery_source import CLAIM_WAIT_S
 from swarmnode.keep.transfer.state_slices import APART_MAX
 
@@ -73,7 +73,7 @@ ABOUT = "archive.json"
 """In a checkpoint's folder, written last, and again when it is measured: what the archive found out about it."""
 
 UNMEASURED = "later"
-"""As `ArchiveEntry.measured`: the model can be used, and its loss follows."""
+"""As `ArchiveNotes.measured`: the model can be used, and its loss follows."""
 
 Distances = Mapping[tuple[int, int], float]
 """How far copies i < j are apart, in lengths of the longer one (keep/recovery/state_check.py)."""
@@ -186,56 +186,58 @@ def together_within(rounds: Sequence[int], stride: int, apart_max: int) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class StageProvenance:
-    """The origin of a stage's copy: the peer it came from, the number of others that agreed, the peers that did not."""
+class ArchiveNotes:
+    """What an archive found out about a checkpoint, beside its checkpoint.json. `loss` is nats per token on held-out
+    text; `measured` names who measured it ("archive", "swarm", "" for nobody, UNMEASURED for nobody yet); `scores` are
+    of what the manifest's [evaluation] lists. `files` are (name, bytes, SHA-256) of those that checkpoint.json does not
+    list: the folder is a model folder, too."""
 
-    stage: int
-    round: int
-    peer: str
-    agree: int
-    liars: tuple[str, ...]
-    reason: str
+    unix_s: float
+    loss: float | None = None
+    measured: str = UNMEASURED
+    files: tuple[tuple[str, int, str], ...] = ()
+    scores: Scores = NO_SCORES
+
+    def to_text(self) -> bytes:
+        """JSON in the format of `of_text`."""
+        tree = {**dataclasses.asdict(self), "scores": self.scores.to_json()}
+        return (json.dumps(tree, indent=1, sort_keys=True) + "\n").encode()
 
     @staticmethod
-    def of(part: StagePart) -> StageProvenance:
-        """The origin that the copy's own index tells."""
-        said = part.agreement
-        return StageProvenance(part.stage, part.round, part.peer, said.agree, said.liars, said.reason)
+    def of_text(data: bytes, where: str) -> ArchiveNotes:
+        """Parse notes; keys of other versions are left out. Raises DataError that begins with `where` for data that an
+        archive did not write."""
+        try:
+            tree = json.loads(data)
+            loss = tree["loss"]
+            return ArchiveNotes(
+                float(tree["unix_s"]),
+                None if loss is None else float(loss),
+                str(tree["measured"]),
+                tuple((str(name), int(nbytes), str(sha256)) for name, nbytes, sha256 in tree["files"]),
+                Scores.of_json(tree["scores"]),
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"{where}: not as an archive writes it ({error}); it is made again") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """A complete checkpoint of an archive. `loss` is nats per token on held-out text; `measured` names who measured it
-    ("archive", "swarm", "" for nobody, UNMEASURED for nobody yet). `files` are (name, bytes, SHA-256) in its folder,
-    which is a model folder. `scores` are of what the manifest's [evaluation] lists."""
+    """A complete checkpoint of an archive: its index, and what is noted of it."""
 
-    label: str
-    round: int
-    samples: int
-    unix_s: float
-    loss: float | None
-    measured: str
-    stages: tuple[StageProvenance, ...]
-    files: tuple[tuple[str, int, str], ...]
-    scores: Scores = NO_SCORES
+    checkpoint: Checkpoint
+    notes: ArchiveNotes
+
+    @property
+    def label(self) -> str:
+        return self.checkpoint.label
+
+    @property
+    def files(self) -> Mapping[str, tuple[int, str]]:
+        """(bytes, SHA-256) of each file in its folder, by name."""
+        noted = {name: (nbytes, sha256) for name, nbytes, sha256 in self.notes.files}
+        return noted | {file.name: (file.nbytes, file.sha256) for file in self.checkpoint.files}
 
     @property
     def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes, _ in self.files)
-
-    def to_text(self) -> bytes:
-        """JSON of this entry, in the format of `read_entry`."""
-        tree = {**dataclasses.asdict(self), "scores": self.scores.to_json()}
-        return (json.dumps(tree, indent=1, sort_keys=True) + "\n").encode()
-
-
-def read_entry(data: bytes, where: str) -> ArchiveEntry:
-    """Parse an entry. Raises DataError that begins with `where` for data that an archive did not write."""
-    try:
-        tree = json.loads(data)
-        tree["stages"] = tuple(StageProvenance(**{**row, "liars": tuple(row["liars"])}) for row in tree["stages"])
-        tree["files"] = tuple((str(name), int(nbytes), str(sha256)) for name, nbytes, sha256 in tree["files"])
-        tree["scores"] = Scores.of_json(tree["scores"])
-        return ArchiveEntry(**tree)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{where}: not as an archive writes it ({error}); it is made again") from None
+        return sum(nbytes for nbytes, _ in self.files.values())
