@@ -77,7 +77,7 @@ def test_values_out_of_range_are_refused_or_not_shown(name: str) -> None:
             getattr(message, field.name)["key"] = value
             bounds.check(message)
             held = getattr(message, field.name)
-            assert "key" not in held or bound.holds(held["key"])
+            assert "key" not in held or shown_well(bound, held["key"])
         return
     for what, value in out_of_range(bound, field).items():
         message = made(descriptor, field, [value] if field.is_repeated else value)
@@ -88,7 +88,7 @@ def test_values_out_of_range_are_refused_or_not_shown(name: str) -> None:
         if bound.cleaned:
             bounds.check(message)
             shown = getattr(message, field.name)
-            assert all(map(bound.holds, shown if field.is_repeated else [shown])), what
+            assert all(shown_well(bound, one) for one in (shown if field.is_repeated else [shown])), what
             continue
         with pytest.raises(RemoteFault, match=name) as caught:
             bounds.check(message)
@@ -101,6 +101,12 @@ def test_values_out_of_range_are_refused_or_not_shown(name: str) -> None:
             return
         with pytest.raises(RemoteFault, match="entries"):
             bounds.check(message)
+
+
+def shown_well(bound: Bound, value: float | str) -> bool:
+    if isinstance(value, str):
+        return len(value) <= bound.most and value.isprintable()
+    return bound.least <= value <= bound.most
 
 
 def sample(field: FieldDescriptor, bound: Bound) -> Any:

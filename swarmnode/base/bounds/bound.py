@@ -43,16 +43,6 @@ class Bound:
         each = f", at most {self.many} of them" if self.many > 1 else ""
         return f"{span} {self.unit}".rstrip() + (f", {self.step}" if self.step else "") + each
 
-    def holds(self, value: Any) -> bool:
-        """Whether one value is in range. NaN is in no range."""
-        if isinstance(value, str):
-            return self.least <= len(value) <= self.most and value.isprintable()
-        if isinstance(value, bytes):
-            return self.least <= len(value) <= self.most
-        if not self.least <= value <= self.most:
-            return False
-        return not self.step or value & (value - 1) == 0
-
 
 def number(most: float, unit: str, why: str, *, least: float = 0.0, many: int = 1, step: str = "") -> Bound:
     """A number, integer or not."""
@@ -185,7 +175,7 @@ def _of_map(where: str, bound: Bound, field: FieldDescriptor) -> Tidy:
                 raise _fault(where, key, "a printable key of", f"{KEY_CHARACTERS_MAX} characters at most")
             if text:
                 values[key] = printable(value, int(bound.most))
-            elif not bound.holds(value):
+            elif not bound.least <= value <= bound.most:  # NaN is in no range
                 del values[key]
 
     return check
@@ -216,11 +206,10 @@ def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> T
 
 
 def _clearing(bound: Bound, field: FieldDescriptor) -> Tidy:
-    holds = bound.holds
     label = field.name
 
     def check(message: Message, value: Any) -> None:
-        if not holds(value):
+        if not bound.least <= value <= bound.most:
             message.ClearField(label)
 
     return check

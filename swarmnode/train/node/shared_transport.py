@@ -8,9 +8,8 @@ is a local one: nothing is copied, encoded or sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnode.base.errors import PeerTimeout, Refused, RemoteFault, Unavailable
@@ -25,40 +24,69 @@ class _Served:
     admit: Admit | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """The members that answer calls of the method `name`, by the part that is called."""
+
+    name: str
+    members: dict[int, _Served] = field(default_factory=dict)
+
+    def admit(self, machine: PeerId, header: wire.Request) -> None:
+        """Check a call from `machine`. Raises Unavailable where no member answers it."""
+        served = self.member(header.to_part)
+        if served.admit is not None:
+            served.admit(_caller(machine, header), header)
+
+    def serve(self, machine: PeerId, call: Call) -> Awaitable[Answer]:
+        """The answer to a call from `machine`. Raises Unavailable where no member answers it."""
+        return self.member(call.header.to_part).handler(_caller(machine, call.header), call)
+
+    def member(self, part: int) -> _Served:
+        """The member that is called as `part`. Raises Unavailable where there is none."""
+        served = self.members.get(part)
+        if served is None:
+            what = f"part for {stage_name(part - 1)}" if part else "node"
+            raise Unavailable(f"this machine has no {what} that answers {self.name}")
+        return served
+
+
+def _caller(machine: PeerId, header: wire.Request) -> PeerId:
+    """The member of `machine` that calls: its own node, or a part."""
+    return part_id(machine, header.from_part - 1) if header.from_part else machine
+
+
 class SharedTransport:
     """The members of one machine, behind its `transport`. `member` gives the transport of one of them."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._served: dict[str, dict[int, _Served]] = {}  # by method, then by the part that is called
+        self._methods: dict[str, _Method] = {}
 
     def member(self, peer: PeerId) -> MemberTransport:
         """The transport of `peer`: this machine, or a part of it."""
         assert machine_of(peer) == self.transport.peer_id, f"{peer} is no part of {self.transport.peer_id}"
         return MemberTransport(self, peer)
 
-    def serve(self, part: int, method: str, served: _Served, tensor_bytes_max: int) -> None:
-        """Answer calls of `method` to `part`."""
-        known = self._served.get(method)
-        if known is None:
-            known = self._served[method] = {}
-            admit = partial(_admit, known, method)
-            self.transport.serve(method, partial(_serve, known, method), tensor_bytes_max=tensor_bytes_max, admit=admit)
-        known[part] = served
+    def serve(self, part: int, name: str, served: _Served, tensor_bytes_max: int) -> None:
+        """Answer calls of the method `name` to `part`."""
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = _Method(name)
+            self.transport.serve(name, method.serve, tensor_bytes_max=tensor_bytes_max, admit=method.admit)
+        method.members[part] = served
 
     def withdraw(self, part: int) -> None:
         """Answer no calls to `part` any more."""
-        for known in self._served.values():
-            known.pop(part, None)
+        for method in self._methods.values():
+            method.members.pop(part, None)
 
-    async def call_here(self, caller: PeerId, callee: PeerId, method: str, call: Call, timeout_s: float) -> Answer:
+    async def call_here(self, caller: PeerId, callee: PeerId, name: str, call: Call, timeout_s: float) -> Answer:
         """The answer of `callee`, another member of this machine. Raises as ports.Transport's `call`."""
+        part = _field(callee)
         try:
-            if method == "ping" and any(_field(callee) in known for known in self._served.values()):
+            if name == "ping" and any(part in method.members for method in self._methods.values()):
                 return Answer(wire.Reply(pong=wire.Pong(payload=call.header.ping.payload)))
-            served = self._served.get(method, {}).get(_field(callee))
-            if served is None:
-                raise _nobody(method, _field(callee))
+            served = self._methods.get(name, _Method(name)).member(part)
             header = wire.Request()
             header.CopyFrom(call.header)
             if served.admit is not None:
@@ -68,7 +96,7 @@ class SharedTransport:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise PeerTimeout(f"{short(callee)} did not answer {method} within {timeout_s:.1f} s") from None
+            raise PeerTimeout(f"{short(callee)} did not answer {name} within {timeout_s:.1f} s") from None
         except Refused:
             raise
         except RemoteFault as fault:  # what the other side of a line would say of our request
@@ -128,30 +156,3 @@ def _field(peer: PeerId) -> int:
     """The number that stands for `peer` in a header: its part's stage + 1, or 0 for a machine's own node."""
     stage = part_of(peer)
     return 0 if stage is None else stage + 1
-
-
-def _caller(machine: PeerId, header: wire.Request) -> PeerId:
-    """The part of `machine` that calls."""
-    return part_id(machine, header.from_part - 1)
-
-
-def _nobody(method: str, part: int) -> Unavailable:
-    what = f"part for {stage_name(part - 1)}" if part else "node"
-    return Unavailable(f"this machine has no {what} that answers {method}")
-
-
-def _admit(known: Mapping[int, _Served], method: str, machine: PeerId, header: wire.Request) -> None:
-    """Check the call of a member among the `known`, by part. Raises Unavailable where there is none."""
-    served = known.get(header.to_part)
-    if served is None:
-        raise _nobody(method, header.to_part)
-    if served.admit is not None:
-        served.admit(_caller(machine, header) if header.from_part else machine, header)
-
-
-def _serve(known: Mapping[int, _Served], method: str, machine: PeerId, call: Call) -> Awaitable[Answer]:
-    """The answer of a member among the `known`, by part. Raises Unavailable where there is none."""
-    served = known.get(call.header.to_part)
-    if served is None:
-        raise _nobody(method, call.header.to_part)
-    return served.handler(_caller(machine, call.header) if call.header.from_part else machine, call)
