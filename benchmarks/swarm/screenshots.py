@@ -46,7 +46,8 @@ from swarmnode.base.metrics import name
 from swarmnode.base.metrics.events import EventLog
 from swarmnode.base.wire.record_pb2 import NODE_STATE_TRAINING
 from swarmnode.base.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
-from swarmnode.keep.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
+from swarmnode.keep.recovery.archive import ArchiveEntry, ArchiveNotes, Score, Scores
+from swarmnode.keep.recovery.checkpoint import Checkpoint, CopyAgreement, Origin, StagePart
 from swarmnode.net.membership.receipt import WorkDone, sign_receipt
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.limits import NOT_ASKED, AskedPause, Limits, SensorReading, change, decide, show
@@ -110,18 +111,21 @@ def archive(manifest: Manifest, samples: int) -> Archive:
         at = samples * index**3 // len(WRITTEN) ** 3
         scores = (Score("stories", "nats/token", loss_at(at) + 0.1), Score("poems", "nats/token", loss_at(at) + 0.4))
         label = f"round-{at // 2048:09d}"
-        entries[label] = ArchiveEntry(
-            label,
-            at // 2048,
-            at,
+        parts = [
+            StagePart(stage, at // 2048, "", 0, 0.0, 0, {}, 0, (), (), agreement=CopyAgreement(2))
+            for stage in range(manifest.pipeline.stages)
+        ]
+        notes = ArchiveNotes(
             now_s() - 3600 * HOURS * (1 - index / len(WRITTEN)) - 400,
             loss_at(at) + 0.04,
             "archive",
-            tuple(StageProvenance(stage, at // 2048, "", 2, (), "") for stage in range(manifest.pipeline.stages)),
             (("model.safetensors", 41_000_000, "ab" * 32), ("config.json", 700, "cd" * 32)),
             Scores((*scores, Score("word order", "acc", 0.5 + 0.1 * index)), tuple(zip(PROMPTS, texts, strict=True))),
         )
-    kept = SimpleNamespace(status="ready", entries=entries, best=entries[max(entries)], folder_of=lambda entry: Path())
+        checkpoint = Checkpoint(Origin.of(manifest, RUN), label, at // 2048, at, {}, tuple(parts))
+        entries[label] = ArchiveEntry(checkpoint, notes)
+    catalog = SimpleNamespace(entries=entries, best=entries[max(entries)], folder_of=lambda entry: Path())
+    kept = SimpleNamespace(status="ready", catalog=catalog)
     return cast(Archive, kept)
 
 

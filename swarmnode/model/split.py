@@ -181,6 +181,25 @@ def parameter_shapes(model: ModelSpec, part: StageLayers) -> Shapes:
     return matrices | shapes
 
 
+def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:
+    """(first element, count) of the part of the flat buffer that no neighbour of `part` has.
+
+    It is the embedding, or the head with the norms behind it up to the end of the buffer. Count 0 for an inner stage.
+    """
+    if part.has_embedding and part.has_head:
+        return 0, part.parameters
+    if part.has_embedding:
+        return 0, model.vocabulary * model.width
+    if not part.has_head:
+        return 0, 0
+    first = 0
+    for name, shape in parameter_shapes(model, part).items():
+        if name in (HEAD, TABLE):
+            break
+        first += math.prod(shape)
+    return first, part.parameters - first
+
+
 def is_writer(name: str) -> bool:
     """Whether the parameter `name` is a matrix that adds to the stream between layers."""
     return name.endswith(WRITERS)

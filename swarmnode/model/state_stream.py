@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +24,12 @@ from swarmnode.model.optimizer import moments_apart
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_shapes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.tensor import check_finite, decode, to_host
-from swarmnode.model.tied_table import TiedTable
 from swarmnode.run.manifest import Manifest, boundary_width
 
-Part = Tensor | MomentSection | TiedTable
+if TYPE_CHECKING:
+    from swarmnode.model.tied_table import TiedTable
+
+Part: TypeAlias = "Tensor | MomentSection | TiedTable"
 Buffers = Callable[[int], memoryview]
 """Makes a writable buffer of so many bytes."""
 

@@ -9,9 +9,9 @@ from swarmnode.app.machine.replica import TorchReplica
 from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ports import Neighbour
 from swarmnode.base.wire import record_pb2
-from swarmnode.keep.recovery.checkfree import METHODS, counterpart, ends, nearer
+from swarmnode.keep.recovery.checkfree import METHODS, counterpart, nearer
 from swarmnode.keep.transfer.snapshot import SLOW, Snapshot, StateSlice
-from swarmnode.model.split import split
+from swarmnode.model.split import ends, split
 from swarmnode.model.stage import BUMP_STEPS
 from swarmnode.run.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 

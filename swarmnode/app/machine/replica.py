@@ -1,4 +1,7 @@
-"""A node's copy of a stage: the model's arithmetic together with the outer optimizer's slow weights."""
+"""A node's copy of a stage: the model's arithmetic together with the outer optimizer's slow weights.
+
+Its state is in replica_state.py, its second try for want of memory in memory_retry.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from swarmnode.app.machine.memory_retry import MemoryRetry
-from swarmnode.app.machine.replica_rounds import ReplicaRounds
 from swarmnode.app.machine.replica_state import ReplicaState
 from swarmnode.base.errors import UsageError
 from swarmnode.base.large_buffer import large_buffer
@@ -39,14 +43,79 @@ from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.state_stream import Buffers
 from swarmnode.model.tensor import cosine, decode_tokens, sketch
-from swarmnode.model.tied_table import TiedTable
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import averages_gradients
 from swarmnode.train.gossip.butterfly.word import short_digest
 from swarmnode.train.gossip.outer import Outer, outer
 
+if TYPE_CHECKING:
+    from swarmnode.model.tied_table import TiedTable
+
 MARKED = 256  # guess: slow weights in a mark, spread over all, so that a round of a fragment moves some
+
+
+class ReplicaRounds:
+    """Drafts and steps of `outer`, whose fast weights are those of `stage`."""
+
+    def __init__(self, stage: StageReplica, outer: Outer, retry: MemoryRetry) -> None:
+        self._stage = stage
+        self._outer = outer
+        self._retry = retry
+
+    def draft(self, round_index: int) -> StreamingMessage:
+        """The packet of `round_index`, whose boundary is marked, before it is written."""
+        if self._outer.steps_early:
+            self._before_step()
+        draft = self._retry.in_round(lambda: self._outer.draft(round_index))
+        return draft.written_beside() if self._outer.splits else draft
+
+    def apply(self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool) -> OuterReport:
+        """The outer step with `packets`, all of it at once."""
+        if self._outer.splits:
+            return run_whole(self.apply_in_parts(round_index, own_weight, packets, lone=lone))
+        self._before_step()
+        report = self._retry.in_round(lambda: self._outer.apply(round_index, own_weight, packets, lone=lone))
+        if lone or report.believed:
+            self._hold()
+        return report
+
+    def apply_in_parts(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool
+    ) -> Parts[OuterReport]:
+        """The outer step with `packets` where slow weights are beside the device: they step there, fast ones follow."""
+        outer = self._outer
+        self._retry.in_round(partial(outer.prepare, packets))
+
+        def slow() -> OuterReport:
+            report = outer.apply_slow(round_index, own_weight, packets, lone=lone)
+            if lone or report.believed:
+                self._stage.hold(outer.phi)
+            return report
+
+        report: OuterReport = yield from self._retry.beside(slow)
+        if lone or report.believed:
+            self._before_step()
+            self._retry.in_round(outer.follow)
+            self._retry.in_round(lambda: self._stage.hold(outer.theta))
+        return report
+
+    def apply_pieces(
+        self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
+    ) -> OuterReport:
+        """The outer step by the `means` of pieces."""
+        self._before_step()
+        report = self._retry.in_round(lambda: self._outer.in_pieces.apply(round_index, means, taken, final_deltas))
+        self._hold()
+        return report
+
+    def _before_step(self) -> None:
+        """Tapes keep the fast weights as they are now."""
+        self._stage.stash.before_step(inner=False)
+
+    def _hold(self) -> None:
+        # Coding errors of packets lie partly outside the subspace. The step is linear: this projects each packet.
+        self._retry.in_round(lambda: self._stage.hold(self._outer.theta, self._outer.phi))
 
 
 def mark_of(phi: Tensor) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,16 +13,17 @@ from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ids import stage_name
 from swarmnode.base.parted_work import Parts
 from swarmnode.base.ports import Neighbour, State, WireTensor
-from swarmnode.keep.recovery import checkfree
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
-from swarmnode.model.split import TABLE, is_writer, stages_of
+from swarmnode.model.split import TABLE, ends, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, decode, decode_flat, encode
-from swarmnode.model.tied_table import TiedTable
 from swarmnode.run.manifest import from_base
 from swarmnode.train.gossip.outer import Outer
+
+if TYPE_CHECKING:
+    from swarmnode.model.tied_table import TiedTable
 
 
 class ReplicaState:
@@ -38,6 +40,8 @@ class ReplicaState:
         self._sizes = self.sizes_of(stage.part.stage)
         self.tied: TiedTable | None = None  # where both ends of the pipeline train a tied model's table
         if "table" in self._sizes:
+            from swarmnode.model.tied_table import TiedTable  # few models have one that two stages train
+
             at = slice(*spans_of(stage.shapes, TABLE.__eq__)[0])
             self.tied = TiedTable(outer.phi[at], outer.theta[at], first=stage.part.has_embedding)
         sizes = {name: len(part) for name, part in self._parts().items()}
@@ -52,7 +56,7 @@ class ReplicaState:
         model has them."""
         if from_base(self._stage.manifest):
             return 0, 0
-        return checkfree.ends(self._stage.manifest.model, self._stages[stage])
+        return ends(self._stage.manifest.model, self._stages[stage])
 
     def _parts(self) -> dict[str, Part]:
         """The live buffers of the run's sections."""
@@ -150,9 +154,11 @@ class ReplicaState:
         self._begin(raised=False)
 
     @torch.no_grad()
-    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], mirrored: memoryview | None) -> None:
         """Begin with weights made of the neighbours' (keep/recovery/checkfree.py). Raises RemoteFault, with nothing
         changed."""
+        from swarmnode.keep.recovery import checkfree  # few stages are rebuilt
+
         stage = self._stage.part.stage
         tensors: dict[int, Tensor] = {}
         for one in neighbours:
@@ -162,15 +168,15 @@ class ReplicaState:
         norms = {one.stage: one.gradient_norm for one in neighbours}
         flat = checkfree.rebuild(self._stage.manifest.model, self._stages, stage, method, tensors, norms)
         first, count = self.ends_of(stage)
-        if count and ends is not None:
-            flat[first : first + count] = decode_flat(ends, count, f"embedding or head of {stage_name(stage)}")
+        if count and mirrored is not None:
+            flat[first : first + count] = decode_flat(mirrored, count, f"embedding or head of {stage_name(stage)}")
         elif count:  # no neighbour kept them: use the values drawn from the seed
             if self._stage.undrawn:
                 self.draw_weights()
             flat[first : first + count] = self._stage.theta[first : first + count]
         self._stage.theta.copy_(flat)
         self._begin(raised=True)
-        if self.tied is not None and ends is not None:
+        if self.tied is not None and mirrored is not None:
             self.tied.begin(known=False)
 
     def _begin(self, *, raised: bool) -> None:

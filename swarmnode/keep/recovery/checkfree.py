@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ids import stage_name
-from swarmnode.model.split import HEAD, TABLE, StageLayers, parameter_shapes
+from swarmnode.model.split import StageLayers, parameter_shapes
 from swarmnode.run.manifest import ModelSpec
 
 METHODS = ("copy", "weighted")
@@ -83,25 +83,6 @@ def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, floa
     if method == "copy" or len(sources) == 1 or total <= 0.0:  # both were rebuilt a moment ago: no step has a norm yet
         return sources[nearest]
     return sum((tensor * (norms[stage] / total) for stage, tensor in sources.items()), torch.zeros(()))
-
-
-def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:
-    """(first element, count) of the part of the flat buffer that no neighbour of `part` has.
-
-    It is the embedding, or the head with the norms behind it up to the end of the buffer. Count 0 for an inner stage.
-    """
-    if part.has_embedding and part.has_head:
-        return 0, part.parameters
-    if part.has_embedding:
-        return 0, model.vocabulary * model.width
-    if not part.has_head:
-        return 0, 0
-    first = 0
-    for name, shape in parameter_shapes(model, part).items():
-        if name in (HEAD, TABLE):
-            break
-        first += math.prod(shape)
-    return first, part.parameters - first
 
 
 def _named(model: ModelSpec, part: StageLayers, flat: Tensor) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ class StateSource:
     """A state of the stage that somebody has: how it is kept, the rounds of the run behind it, and where.
 
     A round has a fraction where the state was copied between two. The place says how far it is trusted: states of peers
-    are compared with others' (state_judge.py), the archive's needs the owner's warrant, and this machine's own are
+    are compared with others' (state_check.py), the archive's needs the owner's warrant, and this machine's own are
     loaded as they are.
     """
 

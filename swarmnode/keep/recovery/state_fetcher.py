@@ -19,19 +19,30 @@ from swarmnode.base.ports import Replica, State, Telemetry, Transport
 from swarmnode.base.wire import access_pb2
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.keep.recovery.recovery_source import donors_of
-from swarmnode.keep.recovery.state_judge import StateJudge, state_judge
 from swarmnode.keep.transfer.download import Accept, Compare, DonorClient, DownloadLimits
 from swarmnode.keep.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.model.section import Sizes, section_sizes
 from swarmnode.model.split import stages_of
+from swarmnode.net.membership.judge import judges
 from swarmnode.net.membership.run_progress import SLACK_ROUNDS, MembershipView
 from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.gossip_compat import meets
 
 FIRST_ROUNDS = SLACK_ROUNDS  # of the run, in which a replica may not have done its first
 BACKUP_LIMITS = DownloadLimits(sources=1)  # backups of different keepers are of rounds far apart
 
 Peers = Callable[[], Sequence[PeerId]]
 """Peers as they are known now, best first."""
+
+
+class StateJudge(Protocol):
+    """Here is a state: who confirms it? `totals` are the sample counts told by peers that confirmed the last."""
+
+    totals: list[int]
+
+    async def compare(self, state: State, offer: wire.Snapshot, givers: Collection[PeerId]) -> Sequence[object]:
+        """Samples of peers that confirm the state that `givers` gave. Raises RemoteFault where others contradict it."""
+        ...
 
 
 class Surroundings(Protocol):
@@ -82,9 +93,14 @@ class StateFetcher:
     def judge(
         self, stage: int, others: Peers = tuple, keepers: Peers = tuple, within: StateSlice = SLOW
     ) -> StateJudge | None:
-        """A check of a state of `stage` by replicas, `others`, and by `keepers`, as `state_judge` has it."""
-        client = self.client(stage)
-        return state_judge(self.here.manifest, client, others, self.replica.apart, keepers=keepers, within=within)
+        """A check of states of `stage` by replicas, `others`, and by `keepers` of snapshots. None where nobody is
+        judged, and where replicas never meet: they differ without a fault."""
+        manifest = self.here.manifest
+        if not judges(manifest) or not meets(manifest.gossip):
+            return None
+        from swarmnode.keep.recovery.state_check import StateCheck  # a run whose members trust each other has none
+
+        return StateCheck(self.client(stage), others, self.replica.apart, keepers=keepers, within=within)
 
     def replicas(self, stage: int, first: Collection[PeerId] = ()) -> Peers:
         """Replicas that can give the state of `stage`. Those in `first` come first: they answered a moment ago."""
