@@ -67,8 +67,8 @@ class TestLibp2pTransport(TransportContract):
             await here.connect(there.peer_id, await there.addresses())
             here.start()
             there.start()
-        here._traffic.clear()
-        there._traffic.clear()
+        here.traffic.clear()
+        there.traffic.clear()
 
         async def close() -> None:
             kind.there = None

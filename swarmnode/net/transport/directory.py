@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from typing import Any
 
 from hivemind.dht import DHTNode
@@ -32,7 +33,9 @@ from swarmnode.net.membership.liveness import SMALL_CALL_S
 from swarmnode.net.membership.record import SIGNED_BYTES_MAX
 from swarmnode.net.transport.call_directory import CallDirectory, surely_ahead_s
 from swarmnode.net.transport.libp2p import Libp2pTransport
+from swarmnode.net.transport.p2pd_process import P2pdProcess
 from swarmnode.net.transport.record_book import HOLDERS, NEAR_S, RPC_TIMEOUT_S, RecordBook
+from swarmnode.net.transport.stranger_limit import DhtLimit, RpcHandler
 
 
 def key_of(run_id: RunId, place: int) -> DHTID:
@@ -66,6 +69,56 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         )
 
 
+class DhtCalls:
+    """The interface that hivemind's DHT expects of a P2P object. It registers the DHT's handlers anew at each start of
+    `p2pd`, and bounds the calls of strangers. So the DHT notices only a short silence."""
+
+    def __init__(self, p2pd: P2pdProcess, traffic: Counter[tuple[str, str]]) -> None:
+        """`traffic`: as Transport.bytes_by_method, of "dht"."""
+        self._p2pd = p2pd
+        self._traffic = traffic
+        self._limit = DhtLimit()
+        self._handlers: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        p2pd.on_start = self._register
+
+    async def _register(self, p2p: Any) -> None:
+        for name, (handler, args, kwargs) in self._handlers.items():
+            await p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+
+    @property
+    def peer_id(self) -> Any:
+        return self._p2pd.peer_id
+
+    async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
+        handler = self._counted(self._limit.limited(handler))
+        self._handlers[name] = (handler, args, kwargs)
+        await self._p2pd.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+
+    async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
+        self._handlers.pop(name, None)
+        if self._p2pd.running.is_set():
+            await self._p2pd.p2p.remove_protobuf_handler(name, **kwargs)
+
+    async def call_protobuf_handler(self, peer: Any, name: str, request: Any, *args: Any) -> Any:
+        await self._p2pd.until_running()
+        self._traffic["dht", "sent"] += request.ByteSize()
+        answer = await self._p2pd.p2p.call_protobuf_handler(peer, name, request, *args)
+        self._traffic["dht", "received"] += answer.ByteSize()
+        return answer
+
+    def _counted(self, handler: RpcHandler) -> RpcHandler:
+        async def serve(request: Any, context: Any) -> Any:
+            self._traffic["dht", "received"] += request.ByteSize()
+            answer = await handler(request, context)
+            self._traffic["dht", "sent"] += answer.ByteSize()
+            return answer
+
+        return serve
+
+    async def get_visible_maddrs(self, latest: bool = False) -> Any:
+        return await self._p2pd.p2p.get_visible_maddrs(latest=latest)
+
+
 class DhtDirectory(CallDirectory):
     """Implements ports.Directory. `create` joins the DHT, `close` leaves it. The transport stays open."""
 
@@ -77,7 +130,7 @@ class DhtDirectory(CallDirectory):
     async def _prepare(self) -> None:
         self._nearest = {}
         self._node = await DHTNode.create(
-            p2p=self._transport.daemon,
+            p2p=DhtCalls(self._transport.daemon, self._transport.traffic),
             node_id=DHTID.generate(source=self._transport.peer_id),
             record_validator=RecordValidator(self._run_id, self._book),
             num_replicas=HOLDERS,

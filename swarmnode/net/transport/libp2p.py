@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 
-from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.base.errors import Busy, LocalFault, RemoteFault, Unavailable, UsageError
@@ -20,7 +19,8 @@ from swarmnode.net.transport.address import dialable, dialable_of, is_circuit, p
 from swarmnode.net.transport.dial_book import DialBook
 from swarmnode.net.transport.flood_guard import FloodGate, FloodGuard
 from swarmnode.net.transport.p2pd import NetworkMode
-from swarmnode.net.transport.p2pd_process import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, P2pdProcess, peer_of, read_delimited
+from swarmnode.net.transport.p2pd_control import peer_of, read_stream_info
+from swarmnode.net.transport.p2pd_process import DIAL_TIMEOUT_S, P2pdProcess, P2pdSupervisor
 from swarmnode.net.transport.serve import HEADER_TIMEOUT_S
 from swarmnode.net.transport.socket_dir import SocketDir
 from swarmnode.net.transport.stream import P2pdStream
@@ -38,7 +38,7 @@ class Libp2pTransport(StreamTransport):
     def __init__(
         self, daemon: P2pdProcess, sockets: SocketDir, peer_id: PeerId, run_id: RunId, telemetry: Telemetry | None
     ):
-        super().__init__(peer_id, run_id, telemetry, daemon.traffic)
+        super().__init__(peer_id, run_id, telemetry)
         self._daemon = daemon
         self._sockets = sockets
         self._guard = FloodGuard(daemon, self._friends, self._guarded)
@@ -89,9 +89,8 @@ class Libp2pTransport(StreamTransport):
         return transport
 
     def _work(self) -> list[Coroutine[object, object, None]]:
-        daemon = self._daemon
-        supervise = daemon.supervise(self._p2pd_died, self._p2pd_restarted)
-        return [supervise, daemon.keep_answering(), daemon.keep_book(), self._guard.watch()]
+        supervisor = P2pdSupervisor(self._daemon, self._p2pd_died, self._p2pd_restarted)
+        return [supervisor.keep_running(), supervisor.keep_answering(), self._daemon.keep_book(), self._guard.watch()]
 
     async def close(self) -> None:
         """End all calls, streams, tasks and p2pd; remove the sockets. May be called repeatedly."""
@@ -186,7 +185,7 @@ class Libp2pTransport(StreamTransport):
         self._incoming += 1
         try:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
-                info = p2pd_pb2.StreamInfo.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
+                info = await read_stream_info(stream)
             peer = peer_of(info.peer)
             stream.version = self._protocols[info.proto]
             try:

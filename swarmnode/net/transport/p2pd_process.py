@@ -1,51 +1,44 @@
 """Our p2pd: hivemind's libp2p daemon as a child process, supervised and restarted when it dies.
 
-hivemind's own P2P object ends with its daemon. `P2pdProcess` outlives it: it remembers the handlers, and offers the
-interface that hivemind's DHT expects of a P2P object. DHT and transport notice only a short silence.
+hivemind's own P2P object ends with its daemon. `P2pdProcess` outlives it: it has p2pd's streams handed to it anew, and
+tells hivemind's DHT of each start (directory.py). The transport notices only a short silence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable, UsageError, cause_of
 from swarmnode.base.header import LEAST, VERSION
-from swarmnode.base.identity import peer_id_bytes
 from swarmnode.base.ids import PeerId, short
-from swarmnode.net.membership.liveness import SMALL_CALL_S, TRIES
+from swarmnode.net.membership.liveness import TRIES
 from swarmnode.net.transport import hivemind_patches
+from swarmnode.net.transport import p2pd_control as control
 from swarmnode.net.transport.address import (
     Endpoint,
     check_listenable,
     ip_of,
     is_circuit,
-    parse_bootstrap,
     parse_endpoint,
 )
 from swarmnode.net.transport.dial_book import DIRECT_MAX, DialBook
 from swarmnode.net.transport.dial_filter import DialRequest, default_router
 from swarmnode.net.transport.p2pd import CONTROL_SOCKET, NetworkMode, launch
+from swarmnode.net.transport.p2pd_control import CONTROL_TIMEOUT_S
 from swarmnode.net.transport.socket_dir import SocketDir
-from swarmnode.net.transport.stranger_limit import DhtLimit, RpcHandler
 from swarmnode.net.transport.stream import P2pdStream
 
-CONTROL_TIMEOUT_S = SMALL_CALL_S  # p2pd answers on its own machine within a millisecond
-CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
-ERROR_CHARACTERS_MAX = 256
 ASK_ATTEMPTS = TRIES
 DIAL_TIMEOUT_S = DIRECT_MAX * 5.0  # derived: libp2p gives one address 5 s
 PING_PERIOD_S = 2.0 * CONTROL_TIMEOUT_S
@@ -57,10 +50,71 @@ BOOK_PERIOD_S = 0.5  # guess: p2pd takes some milliseconds to list its connectio
 RESTART_WAIT_S = PINGS_MISSED_MAX * CONTROL_TIMEOUT_S  # so long calls wait for a restart; it takes 0.5 s and more
 STREAM_SOCKET = "in"
 
-# Codes of the multiaddr table.
-_P2P = 421
-_P2P_CIRCUIT = 290
-_IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+
+class DialGate:
+    """Asks `book` about each connection that a p2pd opens. It waits for the verdict where the kernel makes it wait
+    (dial_filter.py)."""
+
+    def __init__(self, book: DialBook) -> None:
+        self._book = book
+        self._dials: int | None = None
+        self._child: Process | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether p2pd dials unasked: then its callers ask the book."""
+        return self._dials is None
+
+    def watch(self, dials: int | None, child: Process, *, local: bool) -> None:
+        """Judge the dials of `child`, a p2pd, which come on the listener `dials`; None: they do not come. `local`: it
+        asks no router for a port."""
+        self._dials = dials
+        self._child = child
+        if dials is not None:
+            self._book.router = "" if local else default_router()
+            asyncio.get_running_loop().add_reader(dials, self._judge)
+
+    def close(self) -> None:
+        """p2pd is to end, or has: connections that it still opens fail."""
+        if self._dials is not None:
+            asyncio.get_running_loop().remove_reader(self._dials)
+            os.close(self._dials)
+            self._dials = None
+
+    def _judge(self) -> None:
+        assert self._dials is not None
+        assert self._child is not None
+        if self._child.returncode is not None:
+            self.close()
+            return
+        try:
+            dial = DialRequest(self._dials, self._child.pid)
+        except OSError:  # it was interrupted
+            return
+        permit = not dial.host or self._book.permit(dial.host, dial.port, asyncio.get_running_loop().time())[0]
+        if not dial.answer(permit) and permit and dial.host:
+            self._book.revoke(dial.host, dial.port)
+
+
+class StreamListener:
+    """Makes a protocol by `make_stream` for each incoming stream of `protocols`."""
+
+    def __init__(self, protocols: Sequence[str], make_stream: Callable[[], asyncio.BaseProtocol]) -> None:
+        self.protocols = protocols
+        self._make_stream = make_stream
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Take streams at a new socket, and at no former one."""
+        self.close()
+        path.unlink(missing_ok=True)  # noqa: ASYNC240  a socket of this process
+        self._server = await asyncio.get_running_loop().create_unix_server(self._make_stream, str(path))
+
+    def close(self) -> None:
+        """Take no further stream."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 @dataclass(slots=True)
@@ -73,16 +127,15 @@ class P2pdProcess:
     announce: Sequence[str] = ()
     network_mode: NetworkMode = NetworkMode()  # noqa: RUF009  frozen
     p2p: Any = None
-    handlers: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    protocols: Sequence[str] = ()  # of the streams that `listener` takes
-    make_stream: Callable[[], asyncio.BaseProtocol] | None = None
-    listener: asyncio.Server | None = None
+    on_start: Callable[[Any], Awaitable[None]] | None = None  # called with hivemind's P2P of each p2pd
+    streams: StreamListener | None = None
     running: asyncio.Event = field(default_factory=asyncio.Event)
     changing: bool = False
-    dht_limit: DhtLimit = field(default_factory=DhtLimit)
-    traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # as Transport.bytes_by_method, of "dht" only
     book: DialBook = field(default_factory=DialBook)
-    dials: int | None = None  # connections that p2pd opens wait there for a verdict; None: they do not wait
+    _gate: DialGate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._gate = DialGate(self.book)
 
     async def start(self) -> None:
         """Start p2pd and register every handler. Raises UsageError (bad address, port in use), LocalFault (no p2pd)."""
@@ -95,16 +148,14 @@ class P2pdProcess:
         self.sockets.renew()
         try:
             given = self.identity_path, self.sockets.path, self.listen, self.announce, self.network_mode
-            self.p2p, self.dials = await launch(*given)
+            self.p2p, dials = await launch(*given)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {cause_of(error)}") from error
-        if self.dials is not None:
-            self.book.router = "" if self.network_mode.kind == "local" else default_router()
-            asyncio.get_running_loop().add_reader(self.dials, self._judge_dial)
+        self._gate.watch(dials, self.p2p._child, local=self.network_mode.kind == "local")
         try:
             await self._take_streams()
-            for name, (handler, args, kwargs) in self.handlers.items():
-                await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
+            if self.on_start is not None:
+                await self.on_start(self.p2p)
         except (P2PDaemonError, OSError) as error:
             await self.p2p.shutdown()
             raise LocalFault(f"p2pd died while it was starting: {cause_of(error)}") from error
@@ -118,7 +169,7 @@ class P2pdProcess:
         self.p2p = None
         if p2p is None:
             return
-        self._judge_no_more()
+        self._gate.close()
         child = p2p._child
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
@@ -137,96 +188,48 @@ class P2pdProcess:
         self.p2p._reader_task.cancel()  # it would report the end that we ask for
         with contextlib.suppress(ProcessLookupError):
             self.p2p._child.terminate()
-        await self._until_running()
+        await self.until_running()
 
     @property
     def pid(self) -> int:
         assert self.p2p is not None, "p2pd is not running"
         return int(self.p2p._child.pid)
 
-    async def supervise(self, died: Callable[[int | None], None], restarted: Callable[[], Awaitable[None]]) -> None:
-        """Restart p2pd whenever it dies, for ever. Raises LocalFault if it dies too often."""
-        loop = asyncio.get_running_loop()
-        deaths: list[float] = []
-        while True:
-            code = await self.p2p._child.wait()
-            self.running.clear()
-            if self.changing:
-                self.changing = False
-            else:
-                died(code)
-            deaths = [when for when in deaths if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
-            if len(deaths) > RESTARTS_MAX:
-                raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
-            self._judge_no_more()
-            await self.p2p.shutdown()
-            await self._start_again()
-            await restarted()
+    async def ended(self) -> tuple[int | None, bool]:
+        """Wait until p2pd ends; (its exit code, whether `change` asked for that)."""
+        code = await self.p2p._child.wait()
+        self.running.clear()
+        was_asked = self.changing
+        self.changing = False
+        return code, was_asked
+
+    async def clear_up(self) -> None:
+        """Drop what is left of a p2pd that has ended, for the next `start`."""
+        self._gate.close()
+        await self.p2p.shutdown()
+
+    async def responds(self) -> bool:
+        """Whether p2pd answers a request now."""
+        try:
+            stream, _ = await self._ask_now(control.IDENTIFY, CONTROL_TIMEOUT_S)
+        except (OSError, P2PDaemonError):
+            return False
+        stream.close()
+        return True
+
+    @property
+    def has_sockets(self) -> bool:
+        """Whether the sockets between p2pd and this process are there."""
+        return self.sockets.whole(CONTROL_SOCKET, STREAM_SOCKET)
+
+    def kill(self) -> None:
+        """Kill p2pd."""
+        with contextlib.suppress(ProcessLookupError):
+            self.p2p._child.kill()
 
     def listening(self) -> list[Endpoint]:
         """The endpoints p2pd listens on. Port 0 becomes the assigned port, or stays 0 if that is unknown."""
-        ports: dict[str, int] = {}
-        for address in self.p2p._visible_maddrs or ():
-            if "p2p-circuit" in address:
-                continue  # its port is the relay's
-            with contextlib.suppress(ValueError, KeyError):
-                ports.setdefault("ip4" if "ip4" in address else "ip6", int(address["tcp"]))
-        return [
-            Endpoint(endpoint.family, endpoint.host, endpoint.port or ports.get(endpoint.family, 0))
-            for endpoint in map(parse_endpoint, self.listen)
-        ]
-
-    async def _start_again(self) -> None:
-        for attempt in range(RESTARTS_MAX):
-            await asyncio.sleep(RESTART_DELAY_S * 2**attempt)
-            try:
-                return await self.start()
-            except LocalFault:
-                if attempt == RESTARTS_MAX - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    async def keep_answering(self) -> None:
-        """Kill a p2pd that is alive but does not answer, so that `supervise` restarts it; at once where a cleaner of
-        temporary files has swept its sockets."""
-        missed = 0
-        while True:
-            await asyncio.sleep(PING_PERIOD_S)
-            if not self.running.is_set():
-                missed = 0
-                continue
-            try:
-                stream, _ = await self._ask_now(_IDENTIFY, CONTROL_TIMEOUT_S)
-                stream.close()
-                missed = 0
-            except (OSError, P2PDaemonError):
-                missed += 1
-            if missed >= PINGS_MISSED_MAX or not self.sockets.whole(CONTROL_SOCKET, STREAM_SOCKET):
-                missed = 0
-                with contextlib.suppress(ProcessLookupError):
-                    self.p2p._child.kill()
-
-    # What p2pd may dial.
-
-    def _judge_dial(self) -> None:
-        assert self.dials is not None
-        if self.p2p is None or self.p2p._child.returncode is not None:
-            self._judge_no_more()
-            return
-        try:
-            dial = DialRequest(self.dials, self.pid)
-        except OSError:  # it was interrupted
-            return
-        permit = not dial.host or self.book.permit(dial.host, dial.port, asyncio.get_running_loop().time())[0]
-        if not dial.answer(permit) and permit and dial.host:
-            self.book.revoke(dial.host, dial.port)
-
-    def _judge_no_more(self) -> None:
-        """p2pd is to end, or has: connections that it still opens fail."""
-        if self.dials is not None:
-            asyncio.get_running_loop().remove_reader(self.dials)
-            os.close(self.dials)
-            self.dials = None
+        return with_ports(map(parse_endpoint, self.listen), self.p2p._visible_maddrs or ())
 
     async def keep_book(self) -> None:
         """Enter into the book where connections were authenticated, until cancelled."""
@@ -248,43 +251,28 @@ class P2pdProcess:
     async def serve_streams(self, protocols: Sequence[str], make_stream: Callable[[], asyncio.BaseProtocol]) -> None:
         """Make p2pd hand every incoming stream of `protocols` to a new protocol of `make_stream`, from each of its
         starts on."""
-        self.protocols = protocols
-        self.make_stream = make_stream
+        self.streams = StreamListener(protocols, make_stream)
         await self._take_streams()
 
     def refuse_streams(self) -> None:
         """Take no further stream."""
-        if self.listener is not None:
-            self.listener.close()
-            self.listener = None
+        if self.streams is not None:
+            self.streams.close()
 
     async def _take_streams(self) -> None:
-        """Listen for streams at a new socket, and tell p2pd."""
-        if self.make_stream is None:
+        if self.streams is None:
             return
-        self.refuse_streams()
         path = self.sockets.path / STREAM_SOCKET
-        path.unlink(missing_ok=True)
-        self.listener = await asyncio.get_running_loop().create_unix_server(self.make_stream, str(path))
-        for protocol in self.protocols:
-            await self._register_stream(protocol, path)
-
-    async def _register_stream(self, protocol: str, socket: Path) -> None:
-        handler = p2pd_pb2.StreamHandlerRequest(
-            addr=Multiaddr(f"/unix{socket}").to_bytes(), proto=[protocol], balanced=False
-        )
-        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
-        stream, _ = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
-        stream.close()
+        await self.streams.listen(path)
+        for protocol in self.streams.protocols:  # before it counts as running
+            stream, _ = await self._ask_now(control.serve_streams(protocol, path), CONTROL_TIMEOUT_S)
+            stream.close()
 
     async def open_stream(self, peer: PeerId, protocols: Sequence[str], timeout_s: float) -> tuple[P2pdStream, str]:
         """A new stream to `peer`, and the first of `protocols` that it speaks. Raises RemoteFault if it cannot be
         reached or speaks none."""
-        opening = p2pd_pb2.StreamOpenRequest(
-            peer=peer_id_bytes(peer), proto=protocols, timeout=max(1, round(timeout_s))
-        )
+        request = control.open_stream(peer, protocols, timeout_s)
         try:
-            request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
             stream, answer = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
@@ -298,16 +286,13 @@ class P2pdProcess:
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
         addresses = self.book.choose([one for one in addresses if "/udp/" not in one])
-        if self.dials is None:  # nobody asks before p2pd dials
+        if self._gate.is_open:
             now = asyncio.get_running_loop().time()
             addresses = [one for one in addresses if is_circuit(one) or self.book.permit(*_where(one), now)[0]]
         if not addresses:
             raise RemoteFault(f"{short(peer)} cannot be reached: its addresses are not to be dialled now")
-        connecting = p2pd_pb2.ConnectRequest(
-            peer=peer_id_bytes(peer), addrs=[_binary(a) for a in addresses], timeout=round(DIAL_TIMEOUT_S)
-        )
+        request = control.connect(peer, addresses, DIAL_TIMEOUT_S)
         try:
-            request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting)
             stream, _ = await self._ask(request, DIAL_TIMEOUT_S + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {cause_of(error)}") from None
@@ -316,22 +301,19 @@ class P2pdProcess:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to `peer`. Raises Unavailable."""
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer))
-        )
         with contextlib.suppress(P2PDaemonError):  # already gone
-            stream, _ = await self._ask(request, CONTROL_TIMEOUT_S)
+            stream, _ = await self._ask(control.disconnect(peer), CONTROL_TIMEOUT_S)
             stream.close()
 
     async def addresses(self) -> list[str]:
         """Our multiaddrs as p2pd sees them now, circuits included. Raises Unavailable."""
-        stream, response = await self._ask(_IDENTIFY, CONTROL_TIMEOUT_S)
+        stream, response = await self._ask(control.IDENTIFY, CONTROL_TIMEOUT_S)
         stream.close()
         return [str(Multiaddr(raw)) for raw in response.identify.addrs]
 
     async def connections(self) -> dict[PeerId, bool]:
         """Peers connected now: True for those reached only through relays. Raises Unavailable."""
-        await self._until_running()
+        await self.until_running()
         connections: dict[PeerId, bool] = {}
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
@@ -346,7 +328,7 @@ class P2pdProcess:
     async def answers(self) -> bool:
         """Whether p2pd accepts connections on its control socket now."""
         try:
-            stream = await self._connect()
+            stream = await control.open_connection(self._control())
         except OSError:
             return False
         stream.abort()
@@ -358,7 +340,7 @@ class P2pdProcess:
         Repeats the request after a restart if p2pd dies. Raises P2PDaemonError (p2pd refuses), Unavailable.
         """
         for attempt in range(ASK_ATTEMPTS):
-            await self._until_running()
+            await self.until_running()
             try:
                 return await self._ask_now(request, timeout_s)
             except OSError as error:
@@ -368,118 +350,94 @@ class P2pdProcess:
 
     async def _ask_now(self, request: Any, timeout_s: float) -> tuple[P2pdStream, Any]:
         """Like `_ask`, without retry. Raises OSError (TimeoutError is one) if p2pd does not answer."""
-        stream = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                stream = await self._connect()
-                raw = request.SerializeToString()
-                await stream.write(_varint(len(raw)) + raw)
-                response = p2pd_pb2.Response.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
-            if response.type == p2pd_pb2.Response.ERROR:
-                raise P2PDaemonError(" ".join(response.error.msg.split())[:ERROR_CHARACTERS_MAX])
-        except BaseException:
-            if stream is not None:
-                stream.abort()
-            raise
-        return stream, response
+        return await control.ask(self._control(), request, timeout_s)
 
-    async def _connect(self) -> P2pdStream:
+    def _control(self) -> Path:
+        """p2pd's control socket. Raises OSError if p2pd is stopped."""
         if self.p2p is None:
             raise ConnectionRefusedError("p2pd is stopped")
-        path = self.p2p._daemon_listen_maddr["unix"]
-        _, stream = await asyncio.get_running_loop().create_unix_connection(P2pdStream, path)
-        return stream
+        return Path(self.p2p._daemon_listen_maddr["unix"])
 
-    async def _until_running(self) -> None:
+    async def until_running(self) -> None:
         """Wait for p2pd while it restarts. Raises Unavailable after RESTART_WAIT_S."""
         if self.p2p is None:
             raise Unavailable("our p2pd is stopped: this node is shutting down")
         asked = self.p2p
         if self.running.is_set() and not await self.answers() and self.p2p is asked:
-            self.running.clear()  # it died, and `supervise` will notice soon; one restarted meanwhile runs
+            self.running.clear()  # it died, and its supervisor will notice soon; one restarted meanwhile runs
         try:
             async with asyncio.timeout(RESTART_WAIT_S):
                 await self.running.wait()
         except TimeoutError:
             raise Unavailable("our p2pd is down; it is being restarted", 1.0) from None
 
-    # Interface for hivemind's DHT, as of a P2P object.
-
     @property
     def peer_id(self) -> Any:
+        """hivemind's name of this node."""
         return self.p2p.peer_id
 
-    async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
-        handler = self._counted(self.dht_limit.limited(handler))
-        self.handlers[name] = (handler, args, kwargs)
-        await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
 
-    async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
-        self.handlers.pop(name, None)
-        if self.running.is_set():
-            await self.p2p.remove_protobuf_handler(name, **kwargs)
+class P2pdSupervisor:
+    """Supervises `p2pd`. `died` is called with the exit code of one that nobody ended, `restarted` when it is back."""
 
-    async def call_protobuf_handler(self, peer: Any, name: str, request: Any, *args: Any) -> Any:
-        await self._until_running()
-        self.traffic["dht", "sent"] += request.ByteSize()
-        answer = await self.p2p.call_protobuf_handler(peer, name, request, *args)
-        self.traffic["dht", "received"] += answer.ByteSize()
-        return answer
+    def __init__(
+        self, p2pd: P2pdProcess, died: Callable[[int | None], None], restarted: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._p2pd = p2pd
+        self._died = died
+        self._restarted = restarted
 
-    def _counted(self, handler: RpcHandler) -> RpcHandler:
-        async def serve(request: Any, context: Any) -> Any:
-            self.traffic["dht", "received"] += request.ByteSize()
-            answer = await handler(request, context)
-            self.traffic["dht", "sent"] += answer.ByteSize()
-            return answer
+    async def keep_running(self) -> None:
+        """Restart p2pd whenever it ends, for ever. Raises LocalFault if it ends too often."""
+        loop = asyncio.get_running_loop()
+        ends: list[float] = []
+        while True:
+            code, was_asked = await self._p2pd.ended()
+            if not was_asked:
+                self._died(code)
+            ends = [when for when in ends if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
+            if len(ends) > RESTARTS_MAX:
+                raise LocalFault(f"p2pd died {len(ends)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
+            await self._p2pd.clear_up()
+            await self._start_again()
+            await self._restarted()
 
-        return serve
+    async def _start_again(self) -> None:
+        for attempt in range(RESTARTS_MAX):
+            await asyncio.sleep(RESTART_DELAY_S * 2**attempt)
+            try:
+                return await self._p2pd.start()
+            except LocalFault:
+                if attempt == RESTARTS_MAX - 1:
+                    raise
+        raise AssertionError("unreachable")
 
-    async def get_visible_maddrs(self, latest: bool = False) -> Any:
-        return await self.p2p.get_visible_maddrs(latest=latest)
+    async def keep_answering(self) -> None:
+        """Kill a p2pd that is alive but does not answer, so that `keep_running` restarts it; at once where a cleaner of
+        temporary files has swept its sockets."""
+        missed = 0
+        while True:
+            await asyncio.sleep(PING_PERIOD_S)
+            if not self._p2pd.running.is_set():
+                missed = 0
+                continue
+            missed = 0 if await self._p2pd.responds() else missed + 1
+            if missed >= PINGS_MISSED_MAX or not self._p2pd.has_sockets:
+                missed = 0
+                self._p2pd.kill()
 
 
-async def read_delimited(stream: P2pdStream, nbytes_max: int) -> bytes:
-    """A message prefixed with its length as a varint. Raises ConnectionResetError if it exceeds `nbytes_max`."""
-    length = 0
-    for shift in range(0, 35, 7):
-        byte = (await stream.read(1))[0]
-        length |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            break
-    if length > nbytes_max:
-        raise ConnectionResetError(f"p2pd announced a message of {length} bytes; at most {nbytes_max}")
-    return await stream.read(length)
+def with_ports(endpoints: Iterable[Endpoint], visible: Iterable[Any]) -> list[Endpoint]:
+    """The `endpoints`, with ports of the multiaddrs `visible` for their port 0."""
+    ports: dict[str, int] = {}
+    for address in visible:
+        if "p2p-circuit" in address:
+            continue  # its port is the relay's
+        with contextlib.suppress(ValueError, KeyError):
+            ports.setdefault("ip4" if "ip4" in address else "ip6", int(address["tcp"]))
+    return [Endpoint(one.family, one.host, one.port or ports.get(one.family, 0)) for one in endpoints]
 
 
 def _where(address: str) -> tuple[str, int]:
     endpoint = parse_endpoint(address.partition("/p2p/")[0])
     return endpoint.host, endpoint.port
-
-
-def _binary(address: str) -> bytes:
-    """`address` in libp2p's binary form. hivemind encodes the relay's id inside a circuit as a CID, which p2pd cannot
-    read."""
-    if not is_circuit(address):
-        return bytes(Multiaddr(address).to_bytes())
-    relay, endpoint = parse_bootstrap(address.removesuffix("/p2p-circuit"))
-    raw = peer_id_bytes(relay)
-    return bytes(Multiaddr(endpoint).to_bytes()) + _varint(_P2P) + _varint(len(raw)) + raw + _varint(_P2P_CIRCUIT)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-@functools.lru_cache(maxsize=4096)
-def peer_of(raw: bytes) -> PeerId:
-    """The peer id of p2pd's 38 bytes. Raises RemoteFault for a key that is not Ed25519."""
-    peer = PeerID(raw).to_base58()
-    if peer_id_bytes(PeerId(peer)) != raw:
-        raise RemoteFault(f"{peer} is not an Ed25519 peer id")
-    return PeerId(peer)

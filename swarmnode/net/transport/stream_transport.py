@@ -43,25 +43,19 @@ class StreamTransport:
     ip_protocol = "tcp"  # of its addresses
     can_relay = False  # whether a node that lets nothing in can be reached through others
 
-    def __init__(
-        self,
-        peer_id: PeerId,
-        run_id: RunId,
-        telemetry: Telemetry | None,
-        traffic: Counter[tuple[str, str]] | None = None,
-    ) -> None:
+    def __init__(self, peer_id: PeerId, run_id: RunId, telemetry: Telemetry | None) -> None:
         self._peer_id = peer_id
         self._run_id = run_id
         self._telemetry = telemetry
         versions = range(frame.VERSION, frame.LEAST - 1, -1)  # the newest that both sides speak is taken
         self._protocols = {f"/swarmnode/{version}/{run_id[:16]}": version for version in versions}
-        self._traffic = Counter[tuple[str, str]]() if traffic is None else traffic
+        self.traffic = Counter[tuple[str, str]]()  # as `bytes_by_method`
         self.links = LinkBook()
         self._budget = ByteBudget(INCOMING_BYTES_MAX)
         self.throttle = RateThrottle()
         self._scheduler = UplinkScheduler(lambda: self.throttle.up.total_nbytes)
         self._server = StreamServer(
-            run_id, self._budget, self._scheduler, self._traffic, telemetry, self.links, self.throttle
+            run_id, self._budget, self._scheduler, self.traffic, telemetry, self.links, self.throttle
         )
         self._pool = StreamPool(self._open)
         self._known = Remembered[PeerId, tuple[str, ...]]()
@@ -259,7 +253,7 @@ class StreamTransport:
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         """Payload and header bytes so far by (method, "sent" or "received"), of calls and answers."""
-        return dict(self._traffic)
+        return dict(self.traffic)
 
     @property
     def line_queue(self) -> int:
@@ -293,8 +287,8 @@ class StreamTransport:
         finally:
             sent = stream.bytes_out - bytes_out
             received = stream.consumed - bytes_in
-            self._traffic[method, "sent"] += sent
-            self._traffic[method, "received"] += received
+            self.traffic[method, "sent"] += sent
+            self.traffic[method, "received"] += received
             self.links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         if in_step and not stream.buffered and FrameFlag.LAST not in flags:
             self._pool.give(peer, stream)
