@@ -58,6 +58,26 @@ class ReplicaHoldings:
     mean: SavedMean | None = None
     agreement: CopyAgreement = NO_AGREEMENT
 
+    def part(self, state: State, files: Sequence[ShardFile]) -> StagePart:
+        """The index of `state`, saved as `files`."""
+        return StagePart(
+            stage=self.stage,
+            round=self.round,
+            peer=self.peer,
+            inner_steps=state.inner_steps,
+            gradient_norm=state.gradient_norm,
+            bump_steps=state.bump_steps,
+            progress=to_samples(self.progress),
+            blocks_below=self.blocks.finished_below,
+            blocks=tuple(self.blocks.finished),
+            files=tuple(files),
+            line=self.line,
+            run_id=self.run_id,
+            left=self.left,
+            averaged=0 if self.mean is None else self.mean.span,
+            agreement=self.agreement,
+        )
+
 
 async def save_stage(
     store: Store,
@@ -89,23 +109,7 @@ async def save_stage(
     try:
         cuts = form.cuts(holding.stage, holding.peer, shapes, shard_nbytes)
         files = await _some_at_once([partial(write, cut) for cut in cuts])
-        part = StagePart(
-            stage=holding.stage,
-            round=holding.round,
-            peer=holding.peer,
-            inner_steps=state.inner_steps,
-            gradient_norm=state.gradient_norm,
-            bump_steps=state.bump_steps,
-            progress=to_samples(holding.progress),
-            blocks_below=holding.blocks.finished_below,
-            blocks=tuple(holding.blocks.finished),
-            files=tuple(files),
-            line=holding.line,
-            run_id=holding.run_id,
-            left=holding.left,
-            averaged=0 if holding.mean is None else holding.mean.span,
-            agreement=holding.agreement,
-        )
+        part = holding.part(state, files)
         await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
         done = True
         return part
