@@ -31,7 +31,7 @@ import torch
 from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ports import WireTensor
 from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode.train.gossip.compression.codec import CHUNK, Bytes, Done
+from swarmnode.train.gossip.compression.codec import Bytes, Done
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.tiles import STEP_LEAST, check_steps, chunks, one_tensor, read_steps, wire_steps
 

@@ -11,7 +11,7 @@ from swarmnode.base.errors import Busy, RemoteFault, Unavailable
 from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Answer, Call
 from swarmnode.base.wire import record_pb2
-from swarmnode.keep.recovery import restore
+from swarmnode.keep.recovery import state_loader
 from swarmnode.run.manifest import Manifest
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Village, lose, manifest, told, village, with_recovery
@@ -94,7 +94,7 @@ async def test_keys_do_not_stand_in_for_the_last_replica_of_a_stage() -> None:
 
 async def test_a_newcomer_at_such_a_stage_takes_the_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen nobody at work. The keys give no state, and meanwhile nothing is trained."""
-    monkeypatch.setattr(restore, "POLITE", dataclasses.replace(restore.POLITE, attempts_max=2))
+    monkeypatch.setattr(state_loader, "POLITE", dataclasses.replace(state_loader.POLITE, attempts_max=2))
     async with village(run(), stages=(0, 1, 2)) as v:
         keeper = v.people[0]
         await v.until(lambda: keeper.node.served is not None and keeper.served.backup.kept_round is not None, "kept")

@@ -187,9 +187,9 @@ def together_within(rounds: Sequence[int], stride: int, apart_max: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class ArchiveNotes:
-    """What an archive found out about a checkpoint, beside its checkpoint.json. `loss` is nats per token on held-out
-    text; `measured` names who measured it ("archive", "swarm", "" for nobody, UNMEASURED for nobody yet); `scores` are
-    of what the manifest's [evaluation] lists. `files` are (name, bytes, SHA-256) of those that checkpoint.json does not
+    """An archive's findings on a checkpoint, beside its checkpoint.json. `loss` is nats per token on held-out text;
+    `measured` names who measured it ("archive", "swarm", "" for nobody, UNMEASURED for nobody yet); `scores` are of
+    what the manifest's [evaluation] lists. `files` are (name, bytes, SHA-256) of those that checkpoint.json does not
     list: the folder is a model folder, too."""
 
     unix_s: float

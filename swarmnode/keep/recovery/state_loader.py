@@ -102,7 +102,7 @@ class StateLoader:
     # ---- states of peers
 
     async def _of_replicas(self, copies: list[StateSource]) -> LoadedState:
-        """Of living replicas, checked by others of the stage."""
+        """The state of a living replica, checked by others of the stage."""
         view = self._view
         alive = peers_of(copies)
         donors = self._fetcher.replicas(self._stage, alive) if self._request.believed is None else lambda: alive
@@ -148,7 +148,7 @@ class StateLoader:
     # ---- states of folders and buckets
 
     async def _pieces(self) -> Resumption:
-        """What members saved of the stages as they were cut before, in this home. Raises Unavailable."""
+        """The stages that members saved as they were cut before, fetched into this home. Raises Unavailable."""
         assert self._here.earlier is not None
         from swarmnode.keep.recovery.former_cut import FormerCut  # few runs cut their stages anew
 
@@ -156,7 +156,7 @@ class StateLoader:
         return await former.gathered(self._fetcher, self._swarm, self._stage)
 
     async def _of_store(self, saved: Resumption, *, of_now: bool = False) -> LoadedState:
-        """From a folder or bucket. `of_now`: all replicas of the stage may go on from it in its own round.
+        """A state saved in a folder or bucket. `of_now`: all replicas of the stage may go on from it in its own round.
 
         Raises LocalFault when it cannot be read and the whole run resumes from it. Raises Unavailable when the run has
         gone on since, because other sources may exist.
