@@ -48,6 +48,7 @@ COMPRESSIONS = {
     b"BZh": "bz2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x50\x2a\x4d\x18": "zstd",  # a frame without text, with which pzstd 1.5.4 begins
     b"\x04\x22\x4d\x18": "lz4",
 }
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
@@ -196,12 +197,10 @@ def _file_work(source: int, file: SourceFile, form: FileForm) -> list[DocumentSp
 
 def _form_of(path: Path, reading: Reading) -> FileForm | None:
     """The form of the file at `path`; None when it is nothing that is read. Raises what reading it raises."""
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+    head = _head(path, "", HEAD_BYTES)
     compression = next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), "")
     if compression:
-        with decompressed(str(path), compression) as stream:
-            head = stream.read(HEAD_BYTES)
+        head = _head(path, compression, HEAD_BYTES)
     name = _uncompressed(path.name)
     if head.startswith(PARQUET):
         return FileForm("parquet", compression)
@@ -210,12 +209,27 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
     encoding = next((codec for mark, codec in MARKS if head.startswith(mark)), "")
     if not encoding and reading.encoding and not _is_utf8(path, compression):
         encoding = reading.encoding
-    text = codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
+    text = _decoded(head, encoding)
     if NO_TEXT.match(text):
         return None
     refuse_pointer(head, shown(path))
     kind = KINDS.get(os.path.splitext(name)[1], "text")
-    return FileForm(_json_kind(text, reading, kind) if kind in ("text", "json") else kind, compression, encoding)
+    if kind in ("text", "json"):
+        if len(head) == HEAD_BYTES and text.lstrip().startswith(("{", "[")) and "\n" not in text.strip():
+            text = _decoded(_head(path, compression, LINE_BYTES_MAX), encoding)  # the first line is longer
+        kind = _json_kind(text, reading, kind)
+    return FileForm(kind, compression, encoding)
+
+
+def _head(path: Path, compression: str, most: int) -> bytes:
+    """The first bytes of a file, decompressed."""
+    with decompressed(str(path), compression) as stream:
+        return stream.read(most)
+
+
+def _decoded(head: bytes, encoding: str) -> str:
+    """The text of the first bytes of a file, which may end within a letter."""
+    return codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
 
 
 def _uncompressed(name: str) -> str:

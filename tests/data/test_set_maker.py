@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from swarmnode.base.errors import DataError, UsageError
 from swarmnode.data import document_source
 from swarmnode.data.chat_template import ChatTemplate, Conversation
 from swarmnode.data.document_row import BadRows, Reading
-from swarmnode.data.document_source import documents, find_work
+from swarmnode.data.document_source import HEAD_BYTES, documents, find_work
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.set_maker import Encoding, MakeOptions, make
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer
@@ -271,7 +272,7 @@ def test_unreadable_input_is_reported_with_its_place(tmp_path: Path, name: str, 
         made(tmp_path / "out", tmp_path / "in")
 
 
-FORMS = {
+FORMS: dict[str, Callable[[str], bytes]] = {
     "utf8.txt": lambda text: text.encode(),
     "mark.txt": lambda text: b"\xef\xbb\xbf" + text.encode(),
     "utf16.txt": lambda text: text.encode("utf-16"),
@@ -285,6 +286,7 @@ FORMS = {
     "list.json": lambda text: json.dumps([{"text": text, "n": 1}], indent=1).encode(),
     "lines.json": lambda text: json.dumps({"text": text}).encode() + b"\n",
     "page.txt.zst": lambda text: arrow.compress(text.encode(), codec="zstd", asbytes=True),
+    "by pzstd.zst": lambda text: b"\x50\x2a\x4d\x18\4\0\0\0size" + FORMS["page.txt.zst"](text),
     "a[1]::b.txt.lz4": lambda text: arrow.compress(text.encode(), codec="lz4", asbytes=True),
     "lines.txt": lambda text: (json.dumps({"text": text}) + "\n" + json.dumps({"text": " "})).encode(),
     "list.txt": lambda text: json.dumps([{"text": text}]).encode(),
@@ -313,6 +315,17 @@ def test_a_text_is_the_same_in_whatever_form_it_comes(tmp_path: Path, text: str,
     found = b"".join(one for one in read(tmp_path / name) if isinstance(one, bytes))
     assert found.decode() == text
     (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["first.json", "first.json.gz", "first.txt", "noname"])
+def test_a_long_first_line_does_not_hide_what_a_file_holds(tmp_path: Path, name: str) -> None:
+    """C4 and Dolma call JSON lines .json.gz, and a document is often longer than what is read of a file to know it."""
+    long = "word " * (HEAD_BYTES // 4)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in (long, "b"))
+    (tmp_path / name).write_bytes(gzip.compress(lines.encode()) if name.endswith("gz") else lines.encode())
+    assert read(tmp_path / name) == [long.encode(), b"b"]
+    (tmp_path / name).write_text(json.dumps([{"text": long}, {"text": "b"}]))
+    assert read(tmp_path / name) == [long.encode(), b"b"]
 
 
 def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
