@@ -104,7 +104,7 @@ def part_name(work: DocumentSpan, reading: Reading, encoding: Encoding) -> str:
     what: tuple[str | int, ...] = (work.kind, *work.files, work.first, work.last, work.of, work.version)
     how: tuple[str | int, ...] = (*reading.keys, reading.cut_nbytes, reading.split, reading.encoding)
     who = (encoding.tokenizer.digest, encoding.template.source, encoding.special)
-    return digest("part", 3, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
+    return digest("part", 4, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
 
 
 def make_part(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad_max: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,8 @@ TOKENIZER_BYTES_MAX = 64 << 20
 CONFIG_BYTES_MAX = 4 << 20
 SEPARATOR_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names under which public tokenizers keep their end-of-document token, most common first."""
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+NO_TEXT = "\uffff\ufdd0"  # Unicode's noncharacters, which no text should have
 
 
 class Tokenizer(Protocol):
@@ -129,7 +132,9 @@ class HuggingFaceTokenizer:
     def _literal(self) -> tokenizers.Tokenizer:
         """The tokenizer that reads the written form of a special token as text."""
         if self._plain is None:
-            self._plain = type(self._inner).from_str(self._inner.to_str())
+            tree = json.loads(self._inner.to_str())
+            _rename_specials(tree)
+            self._plain = type(self._inner).from_str(json.dumps(tree))
             self._plain.encode_special_tokens = True
         return self._plain
 
@@ -149,6 +154,33 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: npt.ArrayLike) -> str:
         with panics_are_faults():
             return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
+
+
+def _rename_specials(tree: dict[str, Any]) -> None:
+    """Give the special tokens of a tokenizer.json names that no text has; ids stay.
+
+    `encode_special_tokens` lets added tokens be, but a special token is also an entry of most vocabularies. Unigram,
+    WordLevel and BPE with `ignore_merges` look texts up there (tokenizers 0.23.3); SentencePiece looks for pieces of
+    text alone."""
+    model = tree["model"]
+    special = [one for one in tree["added_tokens"] if one["special"] and len(one["content"]) > 1]
+    if model.get("byte_fallback"):  # bytes are found by the names of their tokens
+        special = [one for one in special if not BYTE_TOKEN.fullmatch(one["content"])]
+    names = {one["content"]: f"{NO_TEXT}{one['id']}" for one in special}
+    for one in special:
+        one["content"] = names[one["content"]]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    else:
+        model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    prefix = model.get("continuing_subword_prefix") or ""
+    if "merges" in model:
+        model["merges"] = [
+            [left, right] for left, right in model["merges"]
+            if not names.keys() & {left, right, left + right.removeprefix(prefix)}
+        ]  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -153,6 +153,22 @@ def added() -> tokenizers.Tokenizer:
     return made
 
 
+def ignore_merges() -> tokenizers.Tokenizer:
+    """Byte-level BPE that looks whole words up before it merges, as Llama 3 does."""
+    tree = json.loads(byte_level().to_str())
+    tree["model"]["ignore_merges"] = True
+    tree["pre_tokenizer"]["use_regex"] = False
+    return tokenizers.Tokenizer.from_str(json.dumps(tree))
+
+
+def word_level() -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    train = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)
+    made.train_from_iterator([TEXT], train)
+    return made
+
+
 KINDS = {
     "byte-level": byte_level,
     "SentencePiece": sentence_piece,
@@ -160,12 +176,13 @@ KINDS = {
     "Unigram": unigram,
     "added": added,
 }
+PLAIN_KINDS = {"ignore_merges": ignore_merges, "WordLevel": word_level}
 
 
 @functools.cache
 def trained(kind: str) -> str:
     """A tokenizer.json; some trainings are by lot."""
-    return str(KINDS[kind]().to_str())
+    return str((KINDS | PLAIN_KINDS)[kind]().to_str())
 
 
 def save(folder: Path, kind: str, template: Any = None, **config: Any) -> Path:
@@ -353,13 +370,28 @@ def test_without_a_template_a_set_of_conversations_shows_chatml(tmp_path: Path) 
         assert ("chat_template" in config) is rendered
 
 
-def test_written_special_tokens_are_text(tmp_path: Path) -> None:
-    path = save(tmp_path, "byte-level")
+@pytest.mark.parametrize("kind", [*KINDS, *PLAIN_KINDS])
+def test_written_special_tokens_are_text(tmp_path: Path, kind: str) -> None:
+    """As sentencepiece 0.2.2 has it: the text `</s>` becomes pieces of text, never the token 2."""
+    path = save(tmp_path, kind)
     tokenizer = open_tokenizer(path.name, DataRoot(tmp_path))
-    (plain,) = tokenizer.encode_all(["a </s> b"])
-    (special,) = tokenizer.encode_all(["a </s> b"], special=True)
-    assert 2 not in plain.tolist() and 2 in special.tolist()
-    assert tokenizer.decode(plain) == tokenizer.decode(special) == "a </s> b"
+    for name in SPECIAL[2:6]:
+        number = SPECIAL.index(name)
+        (plain,) = tokenizer.encode_all([f"a {name} rain"])
+        (special,) = tokenizer.encode_all([f"a {name} rain"], special=True)
+        assert number not in plain.tolist() and number in special.tolist()
+        assert number not in tokenizer.encode_all([name])[0].tolist()
+        if kind in ("byte-level", "SentencePiece", "added", "ignore_merges"):
+            assert tokenizer.decode(plain).strip() == f"a {name} rain"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *PLAIN_KINDS])
+def test_texts_without_special_tokens_have_the_same_ids_either_way(tmp_path: Path, kind: str) -> None:
+    tokenizer = open_tokenizer(save(tmp_path, kind).name, DataRoot(tmp_path))
+    for text in (TEXT, "river <think>é\u0301日🚣</think>", " "):
+        (plain,) = tokenizer.encode_all([text])
+        (special,) = tokenizer.encode_all([text], special=True)
+        assert plain.tolist() == special.tolist()
 
 
 @pytest.mark.parametrize(
