@@ -75,7 +75,7 @@ class ChatTemplate:
     def encode(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
         """(text, ids [n], mask [n]: 1 where a token counts as a target). Raises DataError when the template rejects
         the conversation."""
-        text = self._render(conversation)
+        conversation, text = self._shown(conversation)
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -130,6 +130,23 @@ class ChatTemplate:
         """The tokenizer's template, or its named ones as tokenizer_config.json holds them; None without one."""
         own = None if self._hub is None else self._hub.chat_template
         return [{"name": name, "template": one} for name, one in own.items()] if isinstance(own, dict) else own
+
+    def _shown(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """(the conversation as the template takes it, the text of it). Some templates know texts alone: with parts
+        they fail, write them as Python does (Llama 3, Gemma 2) or write nothing (Qwen3). They get the texts of the
+        parts as one text. Raises DataError as `encode`, and where parts of another type are written so."""
+        parts = [one["content"] for one in conversation if isinstance(one.get("content"), list)]
+        if not parts:
+            return conversation, self._render(conversation)
+        text = self._tried(conversation, conversation)
+        joined = Conversation(map(_joined, conversation))
+        joined.tools = conversation.tools
+        other = self._tried(joined, joined)
+        if _parts_in(other, parts) > _parts_in(text, parts):
+            return joined, str(other)
+        if text is not None and _parts_in(text, parts) < 0:
+            raise DataError("chat template: it takes texts alone, and a message has parts of another type")
+        return conversation, self._render(conversation)
 
     def _chosen(self, conversation: Conversation) -> str:
         """The template that transformers takes for `conversation`."""
@@ -196,6 +213,27 @@ def _marked_message(message: Message) -> Message:
     """`message`, all that it says replaced by MARK."""
     content: Any = [{"type": "text", "text": MARK}] if isinstance(message.get("content"), list) else MARK
     return {key: value for key, value in message.items() if key not in ("tool_calls", *THOUGHTS)} | {"content": content}
+
+
+def _texts(content: Sequence[Any]) -> list[str]:
+    """The texts among the parts of a message."""
+    objects = [one for one in content if isinstance(one, dict) and one.get("type") == "text"]
+    return [one["text"] for one in objects if isinstance(one.get("text"), str)]
+
+
+def _joined(message: Message) -> Message:
+    """`message`, its content one text if it is parts that are all texts."""
+    content = message.get("content")
+    if not isinstance(content, list) or len(texts := _texts(content)) < len(content):
+        return message
+    return {**message, "content": "".join(texts)}
+
+
+def _parts_in(text: str | None, parts: Sequence[list[Any]]) -> int:
+    """The number of the parts' texts in `text`; -1 if there is none, or if it has parts as Python writes them."""
+    if text is None or any(content and str(content) in text for content in parts):
+        return -1
+    return sum(one.strip() in text for content in parts for one in _texts(content))
 
 
 def _common(one: str, two: str) -> int:

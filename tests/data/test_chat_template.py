@@ -292,6 +292,30 @@ def test_bytes_are_rendered_as_chatml(messages: list[dict[str, Any]], more: str)
     assert said == "".join(m["content"] + "<|im_end|>\n" for m in messages if m["role"] == "assistant")
 
 
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+BLANK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content if m.content is string else '' }}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "blank"])
+def test_a_template_that_knows_texts_alone_gets_the_texts_of_parts(tmp_path: Path, name: str) -> None:
+    """jinja2 3.1.6 prints a list of parts as Python does where a template trims it, and Qwen3's has "" for them."""
+    tokenizer, template = opened(save(tmp_path, "byte-level", unmarked(FAMILIES.get(name, BLANK))))
+    said = [{"role": "user", "content": "Is it wet?"}, {"role": "assistant", "content": "Y"}]
+    given = [{**said[0], "content": parts("Is it", " wet?")}, {**said[1], "content": parts("Y")}]
+    made, wanted = (template.encode(each, tokenizer) for each in map(spoken, (given, said)))
+    assert made[0] == wanted[0] and made[1].tolist() == wanted[1].tolist() and made[2].tolist() == wanted[2].tolist()
+
+
+def test_parts_that_a_template_writes_as_python_does_are_refused(tmp_path: Path) -> None:
+    tokenizer, template = opened(save(tmp_path, "byte-level", unmarked(FAMILIES["llama3"])))
+    talk = spoken([{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "A"}])
+    with pytest.raises(DataError, match="takes texts alone"):
+        template.encode(talk, tokenizer)
+
+
 def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> None:
     own = unmarked(FAMILIES["zephyr"])
     talk = spoken([{"role": "user", "content": "a boat"}, {"role": "assistant", "content": "the river"}])
