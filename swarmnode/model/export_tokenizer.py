@@ -75,7 +75,7 @@ def tokenizer_files(raw: bytes, beside: Mapping[str, bytes], manifest: Manifest)
     named = named_tokens(config, json_object(beside.get(SPECIAL_MAP, b"")))
     settings = json_object(beside.get("generation_config.json", b"")), json_object(beside.get("config.json", b""))
     for token, key in NAMED.items():
-        ids = [each for tree_of in settings for each in _ids(tree_of.get(key))]
+        ids = [each for tree_of in settings for each in token_ids(tree_of.get(key))]
         found = next((names[each] for each in ids if each in names), None)
         if token not in named and found is not None:
             named[token] = found
@@ -117,7 +117,8 @@ def token_names(tree: Mapping[str, Any]) -> dict[int, str]:
     return names | {one["id"]: one["content"] for one in tree.get("added_tokens") or []}
 
 
-def _ids(value: object) -> list[int]:
+def token_ids(value: object) -> list[int]:
+    """The ids that a setting such as eos_token_id names: one, several, or none."""
     return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]
 
 

@@ -19,6 +19,7 @@ from swarmnode.base.atomic_file import write_errors
 from swarmnode.base.errors import UsageError
 from swarmnode.data.tokens import json_object
 from swarmnode.model.architecture import DECODER
+from swarmnode.model.export_tokenizer import token_ids
 from swarmnode.model.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from swarmnode.model.huggingface import family_of
 from swarmnode.model.split import HEAD, TABLE
@@ -219,6 +220,11 @@ def _write_tokenizer(
     }
     for name, index in tokenizer.specials.items():
         add[name](index)
+    # llama.cpp ends an answer at the tokenizer's end and at usual names of other tokens, and where it is told to.
+    ends = token_ids(json_object(files.get("generation_config.json", b"")).get("eos_token_id"))
+    others = [index for index in ends if index != tokenizer.specials.get("eos_token_id")]
+    for index, end in zip(others, (writer.add_eot_token_id, writer.add_eom_token_id), strict=False):
+        end(index)
     writer.add_add_bos_token(tokenizer.adds["bos"])
     writer.add_add_eos_token(tokenizer.adds["eos"])
     template = files.get("chat_template.jinja", b"").decode(errors="replace") or config.get("chat_template")

@@ -50,6 +50,9 @@ def gguf_tokenizer(
     added = {one["id"]: one for one in tree.get("added_tokens") or []}
     if max(names, default=0) >= vocabulary:
         raise _refused(f"it has {max(names) + 1} tokens, the model {vocabulary}")
+    for one in added.values():
+        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if one.get(flag)]:
+            raise _refused(f"its token {one['content'][:40]!r} has {flags[0]}, which llama.cpp does not know")
     named = set(named_tokens(config).values())
     kinds = list[int]()
     tokens = list[str]()

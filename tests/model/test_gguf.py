@@ -135,6 +135,18 @@ def test_the_pre_tokenizer_has_llama_cpps_name(tmp_path: Path, before: tuple[Any
     assert kinds[:3] == [gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.NORMAL]
 
 
+def test_a_templates_own_end_of_an_answer_ends_what_llama_cpp_generates(tmp_path: Path) -> None:
+    """xllamacpp 2026.10.11549 stops at <|im_end|> by its name. At <|over|> it goes on unless the file names it."""
+    path = own_bpe(tmp_path / "own" / "tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.add_special_tokens(["<|over|>", "<|called|>"])
+    inner.save(str(path))
+    over = inner.token_to_id("<|over|>")
+    (path.parent / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, over, over + 1]}))
+    reader = gguf.GGUFReader(made(tmp_path / "out", BASE, path))
+    assert [field(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")] == [0, over, over + 1]
+
+
 REFUSED_TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "not byte-level BPE": lambda tree: tree["model"].update(type="Unigram"),
     "SentencePiece": lambda tree: tree["model"].update(byte_fallback=True),
@@ -143,6 +155,8 @@ REFUSED_TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "puts a space before": lambda tree: tree["pre_tokenizer"].update(add_prefix_space=True),
     "divides texts": lambda tree: tree["model"].update(merges=["a b"], vocab={**tree["model"]["vocab"], "ab": 256}),
     "bytes have no token": lambda tree: tree["model"].update(vocab={"a": 97, "b": 98}),
+    "has rstrip, which": lambda tree: tree["added_tokens"][0].update(rstrip=True),
+    "has single_word, which": lambda tree: tree["added_tokens"][0].update(single_word=True),
     "it has 300 tokens": lambda tree: tree["added_tokens"].append(
         {**tree["added_tokens"][0], "id": 299, "content": "x"}
     ),
