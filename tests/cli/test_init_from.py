@@ -203,7 +203,7 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
     failed = CliRunner().invoke(command, [str(tmp_path / "new"), "--kind", "adapters"])
     assert failed.exit_code == 2 and "--kind, --base-location and --untie belong to --from MODEL" in failed.output
     failed = CliRunner().invoke(command, [str(tmp_path / "one"), "--from", "model.gguf"])
-    assert isinstance(failed.exception, UsageError) and "a GGUF file" in str(failed.exception)
+    assert isinstance(failed.exception, UsageError) and "made of; docs" in str(failed.exception)
     failed = CliRunner().invoke(
         command, [str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune"]
     )

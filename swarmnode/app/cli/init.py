@@ -90,7 +90,10 @@ def open_model(model: str, option: str = "--from") -> Iterator[OpenedModel]:
     if "://" not in model:
         folder = Path(model).expanduser()
         if folder.suffix.lower() == ".gguf":
-            raise UsageError(f"{option} {model[:200]}: transformers makes a folder of a GGUF file (docs/pretrained.md)")
+            raise UsageError(
+                f"{option} {model[:200]}: give the folder that this GGUF file was made of; docs/pretrained.md says which "
+                "files transformers makes a folder of again"
+            )
         if not folder.is_dir():
             raise UsageError(f"{option} {model[:200]}: no such folder; or give hf://USER/NAME or https://HOST/FOLDER")
         from swarmnode.app.local.pretrained import FolderFiles
