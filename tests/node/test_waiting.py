@@ -175,6 +175,7 @@ ROWS: dict[str, tuple[str, dict[str, object], str]] = {
     "lost stage": ("recovery.waiting", {"stage": 1, "reason": "12D3…abcd comes back"}, "not here yet: 12D3…abcd"),
     "next stage": ("microbatch.lost", {"reason": "all are busy", "block": 1}, "took its work (all are busy)"),
     "line": ("round.stride", {"stride": 4, "before": 1, "reason": "12 MB each 3 s"}, "takes part in one of 4 (12 MB"),
+    "processor": ("processor.taken", {"share": 97}, "have this machine's processor: it waits for 97 %"),
     "disk": ("state.unsaved", {"reason": "no space left"}, "does not take what this machine keeps (no space left)"),
 }
 OVER: dict[str, Happening] = {
@@ -186,6 +187,7 @@ OVER: dict[str, Happening] = {
     "download": ("state.downloaded", {"peer": "abcd"}),
     "lost stage": ("recovery.done", {"stage": 1}),
     "line": ("round.stride", {"stride": 1, "before": 4, "reason": "faster"}),
+    "processor": ("processor.given", {}),
     "disk": ("state.saved", {}),
 }
 

@@ -29,7 +29,7 @@ from swarmnode.app.daemon.dashboard import open_page, tell_watchers
 from swarmnode.app.daemon.data_source import base_ports, data_ports, give_chunks
 from swarmnode.app.daemon.options import NodeOptions, host_port
 from swarmnode.app.daemon.preflight import checkpoints
-from swarmnode.app.daemon.priority import take_priority
+from swarmnode.app.daemon.priority import take_priority, watch_processor
 from swarmnode.app.daemon.reachability import (
     keep_current,
 )
@@ -439,6 +439,7 @@ def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iter
     yield keep_current(transport, directory.contacts, process.options.home, moved)
     period_s = process.manifest.limits.record_ttl_s / 2  # before others find our records too old or too new
     yield watch_clock(clock, directory.clocks_ahead, telemetry, period_s)
+    yield watch_processor(telemetry)
     yield stay_permitted(process, node, notices)
     yield _stay_in_cut(process, node, notices)
 

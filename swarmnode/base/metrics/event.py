@@ -75,6 +75,11 @@ EVENTS: Final[dict[str, EventKind]] = {
     "clock.wrong": _event("this machine's clock was set, or differs from its peers'; the node counts on", "reason"),
     "clock.right": _event("this machine's clock is right again", ""),
     "clock.followed": _event("this machine's clock made a step, and the node's clock followed it", "step_s"),
+    "processor.taken": _event(
+        "other programs take the processor: in percent, how long this node's threads wait of the time they could run",
+        "share",
+    ),
+    "processor.given": _event("other programs leave this node its part of the processor again", ""),
     "access_list.changed": _event("the owner's access list changed; peers it bans are disconnected", "sequence"),
     "amendment.heard": _event("the owner amended the run; nodes take it up at its round", "amendment changes"),
     "owner.forked": _event("an owner's keys signed two documents of one number: one may be stolen", "reason"),

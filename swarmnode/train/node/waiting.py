@@ -174,6 +174,14 @@ CAUSES: Final[tuple[Cause, ...]] = (
         stops=False,
     ),
     Cause(
+        "processor",
+        "other programs have this machine's processor: it waits for {share} % of the time in which it could work",
+        "nothing: it works on when they end; --priority normal gives it its part beside them, and slows them",
+        {"processor.taken": _always},
+        ("processor.given",),
+        stops=False,
+    ),
+    Cause(
         "disk",
         "the disk does not take what this machine keeps ({reason}): it trains on",
         "free space at its --home and --cache, or choose others",
