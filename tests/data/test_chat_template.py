@@ -303,9 +303,12 @@ BLANK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content if m.content is str
 def test_a_template_that_knows_texts_alone_gets_the_texts_of_parts(tmp_path: Path, name: str) -> None:
     """jinja2 3.1.6 prints a list of parts as Python does where a template trims it, and Qwen3's has "" for them."""
     tokenizer, template = opened(save(tmp_path, "byte-level", unmarked(FAMILIES.get(name, BLANK))))
-    said = [{"role": "user", "content": "Is it wet?"}, {"role": "assistant", "content": "Y"}]
-    given = [{**said[0], "content": parts("Is it", " wet?")}, {**said[1], "content": parts("Y")}]
-    made, wanted = (template.encode(each, tokenizer) for each in map(spoken, (given, said)))
+    said: list[dict[str, Any]] = [{"role": "user", "content": "Is it wet?"}, {"role": "assistant", "content": "Y"}]
+    given: list[dict[str, Any]] = [
+        {**said[0], "content": parts("Is it", " wet?")},
+        {**said[1], "content": parts("Y")},
+    ]
+    made, wanted = (template.encode(each, tokenizer) for each in (spoken(given), spoken(said)))
     assert made[0] == wanted[0] and made[1].tolist() == wanted[1].tolist() and made[2].tolist() == wanted[2].tolist()
 
 

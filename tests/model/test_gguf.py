@@ -141,7 +141,7 @@ def test_a_templates_own_end_of_an_answer_ends_what_llama_cpp_generates(tmp_path
     inner = tokenizers.Tokenizer.from_file(str(path))
     inner.add_special_tokens(["<|over|>", "<|called|>"])
     inner.save(str(path))
-    over = inner.token_to_id("<|over|>")
+    over = inner.get_vocab()["<|over|>"]
     (path.parent / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, over, over + 1]}))
     reader = gguf.GGUFReader(made(tmp_path / "out", BASE, path))
     assert [field(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")] == [0, over, over + 1]

@@ -73,7 +73,7 @@ class Watched:
 async def test_a_stage_without_a_machine_and_one_that_sleeps() -> None:
     async with village(manifest(2), stages=(0,)) as v:
         alone = Watched(v, v.people[0])
-        await v.until(alone.says("until a machine serves stage 2. What helps: invite one machine"), "told", BOUND_S)
+        await v.until(alone.says("until a machine serves stage 2. What helps: invite more machines"), "told", BOUND_S)
         assert not trains(alone.status()), "nothing has passed through it"
         other = v.add(1)
         await v.fed(64)

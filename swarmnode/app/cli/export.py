@@ -139,7 +139,9 @@ def command(
 @AVERAGE
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
 @DATA
-@click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option(
+    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
+)
 @click.option("--all", "everything", is_flag=True, help="Also measure what [evaluation] of the manifest lists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval(  # noqa: A001  the verb's name

@@ -91,8 +91,8 @@ def open_model(model: str, option: str = "--from") -> Iterator[OpenedModel]:
         folder = Path(model).expanduser()
         if folder.suffix.lower() == ".gguf":
             raise UsageError(
-                f"{option} {model[:200]}: give the folder that this GGUF file was made of; docs/pretrained.md says which "
-                "files transformers makes a folder of again"
+                f"{option} {model[:200]}: give the folder that this GGUF file was made of; docs/pretrained.md says "
+                "which files transformers makes a folder of again"
             )
         if not folder.is_dir():
             raise UsageError(f"{option} {model[:200]}: no such folder; or give hf://USER/NAME or https://HOST/FOLDER")

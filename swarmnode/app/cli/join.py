@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -133,20 +132,21 @@ class JoinScreen:
         from swarmnode.app.local.swarm_view import headline, paused_text, thanks, wait_text
 
         last = ""
-        said_s = dict[str, float]()  # by what is said, without its numbers
+        said_s = dict[str, float]()  # by the headline, and by the cause of a wait
         loop = asyncio.get_running_loop()
         async for status in self._statuses():
             paused = status.limits.reason and not status.limits.running
             text = f"paused: {paused_text(status)}" if paused else headline(status)
-            about = "; ".join([text, *(wait.cause for wait in status.waits)])
-            if loop.time() > said_s.get(about, -math.inf) + LINE_PERIOD_S:  # what comes and goes is said once
-                again = f"; {thanks(status)}" if about == last else ""
-                click.echo(
-                    "\n".join([f"{text}{again}", *(f"waits: {wait_text(wait)}" for wait in status.waits)]), err=True
-                )
-                said_s = {one: when for one, when in said_s.items() if loop.time() <= when + LINE_PERIOD_S}
-                said_s[about] = loop.time()
-            last = about
+            now_s = loop.time()
+            said_s = {one: when for one, when in said_s.items() if now_s <= when + LINE_PERIOD_S}
+            if text not in said_s:  # what comes and goes is said once
+                click.echo(f"{text}; {thanks(status)}" if text == last else text, err=True)
+                said_s[text] = now_s
+            for wait in status.waits:
+                if wait.cause not in said_s:
+                    click.echo(f"waits: {wait_text(wait)}", err=True)
+                    said_s[wait.cause] = now_s
+            last = text
 
 
 def _news(status: StatusReply) -> str:
@@ -240,7 +240,7 @@ class JoinCommand(SectionedCommand):
     "--role",
     type=click.Choice([role.value for role in NodeRole]),
     default=NodeRole.ANY.value,
-    help="replica: serve later stages alone, and read no text; any: the first one as well, which feeds.",
+    help="replica: only later stages, which read no text; any: also the first, which reads the text for all.",
 )
 @NETWORK_OPTIONS
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
@@ -284,7 +284,9 @@ class JoinCommand(SectionedCommand):
 )
 @click.option("--resume", default="", show_default=False, metavar="URL", help="Start from the newest checkpoint there.")
 @click.option("--resume-other", is_flag=True, help="Also one of another run with the same model.")
-@click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option(
+    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
+)
 @click.option(
     "--notice",
     type=click.Choice(["auto", "aws", "gcp", "azure", "none"]),
@@ -355,9 +357,10 @@ def command(
     30 then means that nothing was lost, 31 that something was. A terminal shows this machine at work; without one, or
     with NO_COLOR, stderr gets a line where something changes.
 
-    URL is a folder (a shared one, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint from the
-    environment. Only a stage without a serving replica is read from the checkpoint; otherwise state comes from peers.
-    No manifest opens files or buckets here by itself.
+    The URL of --checkpoints and --resume is a folder (a shared one, for a run on several machines) or
+    s3://BUCKET/PREFIX, with keys and endpoint from the environment. --resume reads a stage there only if no machine
+    serves it; any other comes from the machines that do. A run opens none of your files or buckets without these
+    options.
     """
     from swarmnode.app.cli.option.invite import find_invite
 

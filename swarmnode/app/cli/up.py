@@ -59,7 +59,9 @@ COUNT = click.IntRange(min=1)
     "--data-root", type=FOLDER, help="Folder of the run's data set or tokenizer.  [default: RUN, if that is a folder]"
 )
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
-@click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option(
+    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
+)
 @TRACK
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
 def command(run: Path | None, listen: str | None, as_json: bool, **options: Any) -> int:

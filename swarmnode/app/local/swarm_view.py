@@ -202,7 +202,7 @@ def headline(status: StatusReply) -> str:
     place = of_stages(status) if len(ours) == 1 else f"{stages_name(ours)} of {status.stages}"
     words = f"{place}{state}"
     words += "".join(f"; {stage_name(stage)} sleeps {until}" for stage, until in asleep.items())
-    if missing:
+    if missing and status.state != NODE_STATE_DRAINING:
         return f"{words}; waiting for {more_of('machine', len(missing))}"
     return f"{words}; every stage has a machine" if not state and not asleep else words
 

@@ -144,12 +144,12 @@ CAUSES: Final[tuple[Cause, ...]] = (
         {"recovery.waiting": _always},
         ("recovery.began", *_GOT_STATE),
     ),
-    Cause("weights", "it fetches the weights of its stage", "wait"),
+    Cause("weights", "it fetches the weights of its stage", "wait: it serves when it has them"),
     Cause("round", "it waits for its first round with the others of its stage", "wait: it serves after that round"),
     Cause(
         "stage",
         "nothing can be trained until a machine serves {stages}",
-        "invite one machine more, or wait for one",
+        "invite more machines, or wait for them",
     ),
     Cause(
         "asleep",

@@ -239,7 +239,9 @@ def together(*adds: Callable[[F], F]) -> Callable[[F], F]:
 
 
 NETWORK_OPTIONS = together(
-    click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", help="Where peers reach us."),
+    click.option(
+        "--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", help="Where others reach this machine; port 0: any."
+    ),
     click.option("--announce", type=LISTEN, hidden=True),  # `bench wan` puts a line in front of the node
     click.option("--lan", is_flag=True, help="Connect to any member in this local network."),
     click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
