@@ -7,12 +7,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, normalizers
 
 from swarmnode.app.cli.main import main
 from swarmnode.app.cli.schema import schema_of
-from swarmnode.app.local.conversation import pieces
-from swarmnode.data.tokens import ByteTokenizer
+from swarmnode.app.local.text_pieces import pieces
+from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, huggingface_tokenizer
 from swarmnode.model.export import read_tensors
 from swarmnode.run import manifest as manifests
 from swarmnode.run.manifest import SIGNED_FILE
@@ -158,6 +160,28 @@ def test_characters_are_said_whole() -> None:
     assert "".join(whole) == text and all("\ufffd" not in piece for piece in whole)
     broken = list(pieces(ByteTokenizer(), iter(b"a\xff\xfeb")))
     assert "".join(broken) == b"a\xff\xfeb".decode(errors="replace")
+
+
+def llama_2() -> HuggingFaceTokenizer:
+    """A tokenizer whose decoder drops a first space, as Llama 2's and Mistral's do (tokenizers 0.23.3)."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    inner.train_from_iterator("a small boat went down the river".split(), trainer)
+    return huggingface_tokenizer(inner.to_str().encode(), "tokenizer.json")
+
+
+def test_a_continuation_keeps_the_space_before_it() -> None:
+    tokenizer = llama_2()
+    prompt = "a small boat"
+    whole = "a small boat went down the river"
+    ids = tokenizer.encode(whole).tolist()
+    first = tokenizer.encode(prompt).size
+    assert tokenizer.decode(ids[first:]) == "went down the river", "this is why"
+    assert prompt + "".join(pieces(tokenizer, iter(ids[first:]), prompt)) == whole
+    assert "".join(pieces(tokenizer, iter(ids))) == whole
 
 
 def of_stranger(session: Path, where: Path, tokenizer: str) -> Path:

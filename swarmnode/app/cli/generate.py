@@ -54,8 +54,8 @@ def command(
     """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
     checkpoint; of a run that an archive on this machine copies, the model of now). Text goes to stdout as it is
     generated, the prompt first."""
-    from swarmnode.app.local.conversation import pieces
     from swarmnode.app.local.model_source import facts
+    from swarmnode.app.local.text_pieces import pieces
     from swarmnode.model.text_generation import Sampling
 
     given = prompt if prompt is not None else sys.stdin.read()
@@ -71,7 +71,7 @@ def command(
             made.append(token)
             yield token
 
-    text = speak(pieces(speaker.tokenizer, counted()), aloud=not as_json)
+    text = speak(pieces(speaker.tokenizer, counted(), given), aloud=not as_json)
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
         said = {"text": given + text, "tokens": len(made), "tokens_per_s": round(rate, 1)}

@@ -189,7 +189,8 @@ class Begun:
 
     def _written(self) -> list[dict[str, str]]:
         """Each prompt of the recipe and what the model says to it, the most likely token each time."""
-        from swarmnode.app.local.conversation import Speaker, pieces
+        from swarmnode.app.local.conversation import Speaker
+        from swarmnode.app.local.text_pieces import pieces
         from swarmnode.data.chat_template import Message
         from swarmnode.model.text_generation import Sampling
 
@@ -202,7 +203,7 @@ class Begun:
                 asked: list[Message] = [{"role": "user", "content": prompt}]
                 made = speaker.answer(template, asked, TEXT_TOKENS, greedy)
             else:
-                made = pieces(speaker.tokenizer, speaker.tokens_after(prompt, TEXT_TOKENS, greedy))
+                made = pieces(speaker.tokenizer, speaker.tokens_after(prompt, TEXT_TOKENS, greedy), prompt)
             said.append({"prompt": prompt, "text": "".join(made)})
         return said
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnode.app.local.model_source import Moved, Note, gather
+from swarmnode.app.local.text_pieces import pieces
 from swarmnode.data.chat_template import ChatTemplate, Message, tokenizer_and_template
 from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
 from swarmnode.data.tokens import Tokenizer
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from swarmnode.model.decoder import Decoder
     from swarmnode.model.gather import Gathered
     from swarmnode.model.text_generation import Sampling
-
-WHOLE_CHARACTER_TOKENS = 8  # derived: a character has four bytes at most; twice that, then it is shown as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +58,6 @@ class Speaker:
         text, end = template.render_prompt(messages)
         closing = [int(token) for token in self.tokenizer.encode(end)]
         return pieces(self.tokenizer, before(self.tokens_after(text, count, sampling), closing))
-
-
-def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as soon as it is complete: a character of several tokens waits for its last one."""
-    ids: list[int] = []
-    start = 0
-    shown = 0
-    for token in tokens:
-        ids.append(token)
-        old = tokenizer.decode(ids[start:shown])
-        new = tokenizer.decode(ids[start:])
-        complete = not new.endswith("\ufffd") or len(ids) - shown > WHOLE_CHARACTER_TOKENS
-        if len(new) > len(old) and complete:
-            yield new[len(old) :]
-            start = shown
-            shown = len(ids)
-    rest = tokenizer.decode(ids[start:])[len(tokenizer.decode(ids[start:shown])) :]
-    if rest:
-        yield rest
 
 
 def before(tokens: Iterator[int], end: Sequence[int]) -> Iterator[int]:

@@ -12,6 +12,7 @@ import numpy as np
 from swarmnode.app.daemon.clock import SystemClock
 from swarmnode.app.dashboard.history import read_members
 from swarmnode.app.local.model_source import Moved, Note, WeightChoice, facts, gather
+from swarmnode.app.local.text_pieces import pieces
 from swarmnode.base.errors import DataError, SwarmnodeError, Unavailable, UsageError, cause_of, os_errors
 from swarmnode.data.base_index import FOLDER
 from swarmnode.data.corpus import Corpus
@@ -102,7 +103,7 @@ def continued(net: Decoder, manifest: Manifest, tokenizer: Tokenizer) -> tuple[t
     for prompt in asked.prompts or PROMPTS:
         ids = [int(token) for token in tokenizer.encode(prompt)]
         made = generate(net, manifest.model, ids, asked.prompt_tokens, Sampling(temperature=0.0), stops)
-        texts.append((prompt, tokenizer.decode(list(made))))
+        texts.append((prompt, "".join(pieces(tokenizer, made, prompt))))
     return tuple(texts)
 
 
