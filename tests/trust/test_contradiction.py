@@ -115,6 +115,24 @@ def judged(life: Life, answer: HopAnswer, own: HopAnswer) -> tuple[Evidence, boo
     return by_own_weights(like(life, answer, own), abs(steps[1] - steps[0]), marked=own.marked)
 
 
+def test_products_in_bfloat16_give_an_answer_of_the_same_weights_again() -> None:
+    """Losses of 64 tokens differ by a thousandth of a nat, for which an honest server was called a liar."""
+    first = TorchReplica(RUN, 0)
+    half, full = (TorchReplica(RUN, 1, autocast=halved) for halved in (True, False))
+    text = Numbers(RUN)
+    each = RUN.inner.microbatch
+    for step in range(12):
+        tokens = text.train(range(step * each, (step + 1) * each))
+        x, _ = first.forward(tokens, keep=False, tokens=tokens)
+        full.load(half.snapshot(packed=True))
+        one, other = (made_by(replica, x, tokens) for replica in (half, full))
+        loss_apart = abs(one.loss_sum - other.loss_sum) / (each * RUN.model.context)
+        found = AnswerSimilarity(full.cosine(one.gradient, other.gradient, each), loss_apart)
+        assert found.same, f"{found.distance} and {loss_apart} nats after {step} steps"
+        half.loss(x, tokens, each, train=True)
+        half.step((step + 1) * each, averaged=1)
+
+
 def twisted(answer: HopAnswer, factor: float, noise: float = 0.0) -> HopAnswer:
     found = np.frombuffer(answer.gradient.data, np.float32)
     drawn = np.random.default_rng(1).standard_normal(found.size, np.float32) * found.std()

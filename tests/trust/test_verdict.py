@@ -78,6 +78,11 @@ def test_own_weights_are_evidence_by_their_steps_and_mark(
     assert by_own_weights(AnswerSimilarity(cosine), apart, marked=marked) == (found, comparable)
 
 
+def test_very_weights_give_a_loss_again_as_far_as_devices_do() -> None:
+    assert AnswerSimilarity(1.0, loss_apart=1.1e-3).same
+    assert not AnswerSimilarity(1.0, loss_apart=0.1).same
+
+
 def test_a_false_loss_is_evidence_where_age_does_not_explain_it() -> None:
     said = AnswerSimilarity(0.99, loss_apart=2.0)
     assert by_own_weights(said, 1, marked=True)[0] is Evidence.OWN_OTHER
