@@ -95,7 +95,10 @@ def gossip(
 
 @command.command()
 @click.option(
-    "--settings", default="lloyd4,lloyd4/3,lloyd4/9", show_default=True, help="CODEC/F,...: gossip.codec and fragments."
+    "--settings",
+    default="lloyd4,lloyd4/3,lloyd4/9",
+    show_default=True,
+    help="CODEC/F[/delay],...: gossip.codec, fragments, delay.",
 )
 @click.option("--replicas", default="4,16,64", show_default=True, help="Numbers with commas between.")
 @click.option("--width", type=click.IntRange(32, 1024), default=64, show_default=True, help="Of the model.")

@@ -11,7 +11,7 @@ moves only these, and the others gather until their turn.
 
 With F = 1 replicas learn what one process learns that has all samples of a step, but for the codec's error. A replica
 counts by its targets, and what a missing one had is missing: its next packet has it. Slow and fast weights are one
-buffer.
+buffer, but with a delay.
 
 A packet longer than CLIP medians of all packets is shortened to that, the own one too. The others' lengths are first
 made those of as many targets: a sum of n targets is between root n (noise) and n (one direction) long. A packet that
@@ -20,6 +20,14 @@ does not count. Such rules need nothing but packets, so members stay equal:
 
     a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
     D_j counts unless a_j, smoothed over rounds, says that it leads elsewhere (train/gossip/agreement.py)
+
+With gossip.delay = 1 the mean of round k comes when the next step has been trained. W looks ahead by a step, so that
+the next gradients are those of the weights that the mean on its way is about to leave:
+
+    V_k  =  V_(k-1) - U_k            the inner optimizer's step U_k by g_k; V are the slow weights
+    W_k  =  2 V_k - V_(k-1)          the weights that are trained; W_k - W_(k-1) = -(2 U_k - U_(k-1)), arXiv 2606.30634
+
+Both follow from V and the moments, so a newcomer needs nothing else to be equal after a step.
 
 Codecs that are `whitened` code matrices whitened by Muon's momentum (whitening.py); a leaver's packet is plain.
 
@@ -192,6 +200,10 @@ class Gradient(DeltaMean):
         self._step_norm = 0.0  # of the last step
         self._agreement = Agreement()  # of each member's packets with those of the others
         self._refused = set[str]()  # members whose packets lead elsewhere, as of the last step
+
+    def delay(self) -> None:
+        self.phi = self.theta.clone()
+        self.delayed = True
 
     def attend_gradients(self, replica: TorchReplica) -> None:
         self.gather(ReplicaGradient(replica))
@@ -384,10 +396,23 @@ class Gradient(DeltaMean):
         # By its noise a row that gathers for F rounds is root F times as long, for which none should be clipped.
         flat = self._spread(mean if self.turns == 1 else mean.mul_(self.turns**-0.5))
         before = sampled(self.phi).clone()
+        if self.delayed:
+            self.theta.copy_(self.phi)
         report.inner = self.of.step(flat, round_index, Turn(round_index, self.turns))
         del flat
+        if self.delayed:
+            self._look_ahead()
         moved = float(before.sub_(sampled(self.phi)).norm())
         report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
+
+    def _look_ahead(self) -> None:
+        """The inner step moved the fast weights from the slow ones: these follow, and the fast ones go on as far."""
+        for start in range(0, self.parameters, self._block):
+            theta = self.theta[start : start + self._block]
+            phi = self.phi[start : start + self._block]
+            stepped = self._mean[: theta.numel()].copy_(theta)
+            torch.lerp(phi, stepped, 2.0, out=theta)
+            phi.copy_(stepped)
 
     @staticmethod
     def _given(packet: Packet) -> GivenGradient:

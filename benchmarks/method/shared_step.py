@@ -6,6 +6,7 @@ its own. Each averages one part for all:
 
     member   sends C(D_j), the parts of R - 1 others                  D_j: gathered, the rows of this turn (turn.py)
     owner    sends C(M + rest) to R - 1 others, rest <- M + rest - C(M + rest)        M = mean_j C(D_j) of its part
+    delay    the step by M comes when the gradients of the next one are there, and the weights look ahead (gradient.py)
     bytes    2 (R - 1) / R packets; beside them fragments of weights for healing, 2 / 127 byte a weight and message
 
 Efficiency is the share of the samples that one process needs for the same loss, which takes all samples of a step
@@ -43,11 +44,13 @@ from swarmnode_methods.whitening import factor, unwhiten, whiten
 SHARES = (0.5, 2 / 3, 5 / 6, 1.0)
 FRAGMENT = 2 / 127  # bytes a weight of a fragment: bfloat16, swarmnode_methods/fragment.py
 ALONE = "alone"
+DELAY = "/delay"
 
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One run. `what`: CODEC/F, or ALONE: one process with all samples of a step."""
+    """One run. `what`: CODEC/F, with /delay behind it for gossip.delay = 1, or ALONE: one process with all samples of
+    a step."""
 
     what: str
     replicas: int
@@ -78,8 +81,8 @@ class StepRun:
 
 
 def parts(what: str) -> tuple[Codec, int]:
-    """The codec and F of CODEC or CODEC/F. Raises UsageError."""
-    name, _, turns = what.partition("/")
+    """The codec and F of CODEC or CODEC/F, with or without /delay. Raises UsageError."""
+    name, _, turns = what.removesuffix(DELAY).partition("/")
     known = [one for one in methods()["gradient"].codecs if one in codecs()]
     if name not in known:
         raise UsageError(f"{what!r}: the codec is one of {', '.join(known)}")
@@ -100,6 +103,9 @@ class SharedStep(ReplicaBatch):
         if run.what != ALONE:
             self._codec, self._turns = parts(run.what)
         self._in_parts = in_parts
+        self._slow = self.theta.detach()[0].clone()
+        self._delayed = run.what.endswith(DELAY)
+        self._travels: tuple[Tensor, Turn] | None = None  # the mean that waits for the next gradients
         self._factors: list[Tensor | None] = []  # of the views of the step under way
         self._rest = torch.zeros(run.replicas + 1, self.parameters)  # of each member; of the parts' owners
         self._optimizer = self.optimizer(self.theta.detach()[:1])
@@ -112,9 +118,23 @@ class SharedStep(ReplicaBatch):
             weights = self.theta.detach()[:1].expand(self.size.replicas, -1).requires_grad_()
             (gradient,) = torch.autograd.grad(losses(self.size, weights, tokens).sum(), weights)
             turn = Turn(self.steps + 1, self._turns)
+            if self._travels is not None:
+                self._look_ahead(*self._travels)
             self.steps += 1
             mean = self._mean(gradient, turn) if self._codec is not None else gradient.mean(0)
-            self._step(self._optimizer, mean.unsqueeze(0), turn)
+            if self._delayed:
+                self._travels = mean, turn
+            else:
+                self._step(self._optimizer, mean.unsqueeze(0), turn)
+
+    def _look_ahead(self, mean: Tensor, turn: Turn) -> None:
+        """Step by `mean` from the slow weights, and set the fast ones as far beyond."""
+        theta = self.theta.detach()[0]
+        before = self._slow.clone()
+        theta.copy_(self._slow)
+        self._step(self._optimizer, mean.unsqueeze(0), turn)
+        self._slow.copy_(theta)
+        torch.lerp(before, self._slow, 2.0, out=theta)
 
     def _mean(self, gradient: Tensor, turn: Turn) -> Tensor:
         """The mean gradient [P] of the rows in `turn`, as all decode it."""

@@ -417,7 +417,7 @@ class StageArithmetic(Protocol):
 
     def mark(self, state: State | None = None) -> bytes:
         """Digest (8 bytes) of a few of its slow weights, or of those of `state`: another after a round; b"" during
-        one where slow weights are on another device than fast ones."""
+        one where slow weights are on another device than fast ones. Of the fast ones where these look ahead."""
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
         """SHA-256 (32 bytes) of a tensor in wire form."""

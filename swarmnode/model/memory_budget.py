@@ -423,7 +423,7 @@ def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
     fragments = manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
     if averages_gradients(manifest):
-        boundary = AVERAGED * trained_count(manifest, part)
+        boundary = (AVERAGED + manifest.gossip.delay) * trained_count(manifest, part)
     return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + sizes.get("table", 0) + boundary)
 
 

@@ -38,6 +38,21 @@ def test_the_shared_weights_are_those_of_members_that_meet(what: str) -> None:
         assert float(apart.norm()) < 0.35 * float((one - start).norm())
 
 
+def test_a_delayed_mean_moves_the_slow_weights_and_the_fast_ones_as_far_again() -> None:
+    late, plain = (
+        SharedStep(StepRun(what, replicas=3, width=32, samples=6, steps=5, rate=0.01, seed=2))
+        for what in ("lloyd4/3/delay", "lloyd4/3")
+    )
+    start = late.theta.detach()[0].clone()
+    late.learn(1)
+    assert torch.equal(late.theta.detach()[0], start)
+    late.learn(1)
+    plain.learn(1)
+    stepped = plain.theta.detach()[0]
+    assert torch.equal(late._slow, stepped) and not torch.equal(stepped, start)
+    torch.testing.assert_close(late.theta.detach()[0], 2.0 * stepped - start)
+
+
 def test_bytes_are_those_of_packets_there_and_back_and_fall_with_the_share_of_rows() -> None:
     found = {}
     for what in ("int8", "lloyd4", "lloyd4/3"):

@@ -243,7 +243,7 @@ class TorchReplica:
             return mark_of(torch.from_numpy(np.frombuffer(state.sections["phi"], "<f4").copy()))
         if self.outer.round is not None and (self.outer.steps_early or self.outer.splits):
             return b""  # one kind of weights steps before the other
-        return mark_of(self.outer.phi)
+        return mark_of(self.outer.theta if self.outer.delayed else self.outer.phi)
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
         digest = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())

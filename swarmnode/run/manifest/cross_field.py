@@ -332,6 +332,16 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         ),
     ),
     _across(
+        "gossip.delay gossip.butterfly gossip.method",
+        lambda m: m.gossip.delay == 0 or m.gossip.butterfly,
+        '0 unless gossip.butterfly = true, with gossip.method = "gradient"',
+    ),
+    _across(
+        "gossip.delay inner.optimizer",
+        lambda m: m.gossip.delay == 0 or m.inner.optimizer == "muon",
+        '0 with inner.optimizer = "{m.inner.optimizer}": what late steps cost it was not measured; 1 takes "muon"',
+    ),
+    _across(
         "gossip.fragments gossip.method",
         lambda m: m.gossip.fragments == 1 or rules_of(m.gossip).in_fragments,
         lambda m: (

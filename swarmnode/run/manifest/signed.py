@@ -25,6 +25,7 @@ ADDED = frozenset(
     {
         "access.recovery",
         "gossip.butterfly",
+        "gossip.delay",
         "pipeline.span_max",
     }
 )

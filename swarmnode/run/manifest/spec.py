@@ -531,6 +531,14 @@ class GossipSpec:
         " gradient a step moves every F-th row of each matrix.",
         "whole packets",
     )
+    delay: int = key(
+        0,
+        whole(0, 1),
+        "Steps that are trained while the gradients of one travel: 0: a step begins with the mean of the one before; 1:"
+        " with that of the one before that, and weights look ahead by a step. For gradient with gossip.butterfly and"
+        " inner.optimizer = muon.",
+        "the correction: arXiv 2606.30634",
+    )
     round_samples: int = key(
         64,
         whole(1, COUNT_MAX),

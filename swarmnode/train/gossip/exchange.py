@@ -14,6 +14,14 @@ part of a step apart, as all are where many join at once, and keep a slow one fr
     - A replica that expects less than half of the members waits for all of them.
 (Simulated: 32 machines at home joined at once, and all met all within nine rounds in three seeds, also where they did
 not wait for one another first. Without these rules they met half of them, for ever, in steps of 11 s instead of 4.)
+
+With gossip.delay = 1 a round is held while the next step is trained:
+
+    round k     draft its packet | meet the others                 | apply the mean of k
+    training    of k             | of k + 1, by the means to k - 1 |                     | of k + 2, by the means to k
+
+A replica applies the mean of k once both are over: its round k, and its part of step k + 1. So all microbatches of a
+step see the same weights at all replicas of a stage, and a step takes the longer of the two instead of their sum.
 """
 
 from __future__ import annotations
@@ -120,6 +128,7 @@ class Gossip:
         self._rounds = Rounds(gossip.round_samples)
         self._share = Share(here.manifest.inner.inner_batch) if averages_gradients(here.manifest) else None
         self._all_meet = self._share is not None and gossip.group == 0
+        self._delay = gossip.delay  # steps that are trained while a round is held
         # Of a later stage whose steps are rounds: when they are over. The first stage's feeders know by themselves.
         self._step_ends = StepEnds() if self._share is not None and here.stage > 0 else None
         self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
@@ -127,7 +136,7 @@ class Gossip:
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
         self.butterfly = Butterfly(
             here,
-            done=lambda: self.done,
+            done=lambda: max(self.done, self._stepping) if self._delay else self.done,
             met=self.acceptance.packets_taken,
             left_out=self._left_out,
             lost=self._lost,
@@ -147,6 +156,7 @@ class Gossip:
         self.pace = RoundPace()
         now_s = asyncio.get_running_loop().time()
         self._ended = now_s, self._here.compute.worked_s  # the last round: when, and the device's seconds until then
+        self._met_at = self._ended  # the same, when its packets were here
         self._sent = SentBytes(self._here.transport)
         # Partners that could not be reached or were waited for in vain, by the sequence of their last record.
         self._gone: dict[PeerId, int] = {}
@@ -159,7 +169,8 @@ class Gossip:
         self._share_of_step = sys.maxsize  # the least that this replica's share of the step under way was
         # Whether it knows with whom it takes its first step, and they know of it.
         self._settled = self._share is None or (self.done > 0 and not self.weight.newcomer)
-        self._in_round = False
+        self._through = done  # the last step that this replica said to be over here
+        self._opened = done  # the last round whose packet was drafted before the next step was trained
         self._passed_on = 0  # the last step of which a mate said that it is over
         self._in_vain = False  # nothing was learned in the last round: the next one waits for all
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
@@ -200,14 +211,22 @@ class Gossip:
         if self._share is None:
             newest = self._rounds.newest(self._here.samples_total(), self.stride)
             return newest if newest > self._machine.done else None
-        called = max((call.round_index for call in self._machine.waiting), default=self.butterfly.called)
         due = self._next_step()
-        if self._passed_on == due:
-            called = max(called, due)
-        idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
-        through = self.room() <= 0 if self._step_ends is None else self._step_wait_s(due) == 0.0
-        ready = through or idle or (called > self.done and self._ended_here is None)
-        return due if ready else None
+        return due if self._is_trained(due) else None
+
+    def _is_trained(self, step: int) -> bool:
+        """Whether this replica trains no more of `step`, the one under way."""
+        called = max((call.round_index for call in self._machine.waiting), default=self.butterfly.called)
+        if self._passed_on == step:
+            called = max(called, step)
+        idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(step)) > 1)
+        through = self.room() <= 0 if self._step_ends is None else self._step_wait_s(step) == 0.0
+        return through or idle or (called > self._begun and self._ended_here is None)
+
+    @property
+    def _begun(self) -> int:
+        """The last round that is over here, or was opened."""
+        return max(self.done, self._opened)
 
     def _next_step(self) -> int:
         """The round that this replica takes part in next, where rounds are steps: what most others are past would be in
@@ -217,7 +236,7 @@ class Gossip:
         done = median_low([max(m.round_index, self._machine.round_of.get(m.peer, 0) - 1) for m in met or others] or [0])
         if not met:  # keys say any round: it is no further than samples say
             done = min(done, self._rounds.newest(self._here.samples_total(), self.stride))
-        past = max(self.done, done)
+        past = max(self._begun, done)
         if self._step_ends is not None:
             past = max(past, self._step_ends.newest(self._feeders()) - self.stride)
         return self._after(past)
@@ -266,7 +285,7 @@ class Gossip:
         would have room again without being told, and the round would wait for it for ever."""
         if self._share is None:
             return sys.maxsize
-        if not self._settled or self._in_round:  # whoever is in it said that it is through with the step
+        if not self._settled or self._through >= self.next_round:  # others heard that it is through with the step
             return 0
         self._share_of_step = min(self._share_of_step, self._own_share(self._share))
         return self._share_of_step - (self._samples_here() - self._samples_at_round)
@@ -288,7 +307,7 @@ class Gossip:
         self._away = held and away
         if self._away and self.idle.is_set():
             self._finish(self.done)  # answers the calls that wait
-        if not held:
+        if not held or self._delay:
             self.on_progress()
 
     def restored(self, done: int, line: StateLine, *, newcomer: bool) -> None:
@@ -319,8 +338,8 @@ class Gossip:
 
     @property
     def next_round(self) -> int:
-        """The round this replica takes part in next, if none is skipped."""
-        return self._after(self.done)
+        """The round this replica takes part in next, if none is skipped. Where rounds are steps it is in training."""
+        return self._after(self._begun)
 
     def _after(self, round_index: int) -> int:
         return self._rounds.following(round_index, self.stride)
@@ -352,6 +371,8 @@ class Gossip:
     async def rest(self) -> None:
         """Begin no more rounds; returns when the one under way is over."""
         self._resting = True
+        if not self.idle.is_set():
+            self.on_progress()
         await self.idle.wait()
 
     async def run(self) -> None:
@@ -399,10 +420,14 @@ class Gossip:
                 finally:
                     self.idle.set()
                 continue
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._look_again_s()):
-                    await self._wake.wait()
+            await self._woken()
+
+    async def _woken(self) -> None:
+        """Return when something has changed, or a round may be due although nobody told this replica."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._look_again_s()):
+                await self._wake.wait()
 
     def _look_again_s(self) -> float | None:
         """Seconds until a round may be due although nobody told this replica; None: never."""
@@ -538,29 +563,66 @@ class Gossip:
         plan = self._plan(round_index, members)
         begun = self._spent()
         between = spent_since(self._ended, begun)
-        if plan.trained:
+        if plan.trained and not self._delay:
             self._trained_s.append(between[0])
         self._say_step_end(round_index)
         self.fallback.drop()
-        self._in_round = True
         hold = self._in_pieces if plan.others and self._here.manifest.gossip.butterfly else self._whole
         took, came, patience_s = await hold(plan)
+        opened = self._opened == round_index
+        met = self._met_at if opened else self._spent()
         self._record_meeting(plan, took, came, kept_out)
         learned = took.report.members > 0
         if learned or self._share is None:  # else the gradient stays for the next packet
             self._samples_before += plan.samples
         self.weight.on_round_end(round_index, self._samples_before)
-        self._samples_at_round += plan.trained
-        self._share_of_step = sys.maxsize
+        if not opened:
+            self._begin_step(plan)
         if self._share is not None:
             self._in_vain = not learned
-            late = spent_since(begun, self._spent())[0] >= patience_s
+            late = spent_since(begun, met)[0] >= patience_s
             self._on_step_end(self._share, plan, came, late=late)
-        self._in_round = False
         self._finish(round_index)
-        self._ended = self._spent()
-        self._report(round_index, took, plan.samples, spent_since(begun, self._ended), between)
+        if not opened:
+            met = self._ended = self._spent()
+        self._report(round_index, took, plan.samples, spent_since(begun, met), between)
         return learned
+
+    def _begin_step(self, plan: RoundPlan) -> None:
+        """Count the samples trained from now on to the step after `plan`'s."""
+        self._samples_at_round += plan.trained
+        self._share_of_step = sys.maxsize
+
+    def _open(self, plan: RoundPlan) -> asyncio.Task[None] | None:
+        """With a delay: the packet of the round is drafted, and the next step is trained from now on. Returns what ends
+        when that is over here."""
+        if not self._delay:
+            return None
+        self._opened = plan.round_index
+        self._begin_step(plan)
+        self._ended = self._spent()
+        if self._ended_here is not None:
+            self._ended_here()
+        self._advance()
+        return self._tasks.create_task(self._train(self._after(plan.round_index)))
+
+    async def _train(self, step: int) -> None:
+        """Return when this replica trains no more of `step`, or others are past it. Whoever waits for that is told at
+        once, while the round before may still be under way."""
+        begun_s = asyncio.get_running_loop().time()
+        while not (self._resting or self._held) and self._next_step() == step:
+            if self._is_trained(step):
+                if self._samples_here() > self._samples_at_round:
+                    self._trained_s.append(asyncio.get_running_loop().time() - begun_s)
+                self._say_step_end(step)
+                return
+            await self._woken()
+
+    async def _until_trained(self, training: asyncio.Task[None] | None) -> None:
+        """The round's packets are here: wait for the step that is trained meanwhile."""
+        self._met_at = self._spent()
+        if training is not None:
+            await training
 
     def _plan(self, round_index: int, members: Sequence[PeerId]) -> RoundPlan:
         """The round of `members` that begins now."""
@@ -603,9 +665,10 @@ class Gossip:
         self.missed = lacking and self.weight.newcomer and plan.others_here
 
     def _say_step_end(self, step: int) -> None:
-        """Tell those that need to know that this feeder is through with `step`, or that all feeders are."""
-        if self._share is None:
+        """Tell those that need to know that this feeder is through with `step`, or that all feeders are; once."""
+        if self._share is None or step <= self._through:
             return
+        self._through = step
         if self._step_ends is None and self._ended_here is not None:
             self._tasks.create_task(tell_step_end(self._here, step))
         elif self._passed_on != step and self._step_wait_s(step) == 0.0:
@@ -628,6 +691,7 @@ class Gossip:
         begun = asyncio.get_running_loop().time()
         draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(plan.round_index))
         ours = OutgoingPacket(plan.round_index, plan.weight, plan.samples, draft.tensors)
+        training = self._open(plan)
         came, why = await while_written(draft, self._meet(plan.others, ours, plan.not_awaited))
         if came:
             took_s = asyncio.get_running_loop().time() - begun
@@ -635,6 +699,7 @@ class Gossip:
         await self.fallback.offer(ours)
         self._stepping = plan.round_index
         final_deltas = self.final_deltas.take(plan.round_index, plan.samples if self._share is None else 1)
+        await self._until_trained(training)
         took = await self._outer_step.take(  # a gradient that was left counts whole
             self._tasks,
             ours,
@@ -665,12 +730,15 @@ class Gossip:
             commit_s,
             commit_s + packets_s(packet_nbytes),
         )
+        training = self._open(plan)
         held = await self.butterfly.meet(self._tasks, meeting)
         self._stepping = plan.round_index
         if held is None:
+            await self._until_trained(training)
             return OuterStepResult([], OuterReport(0, 0.0, 0.0), f"nobody was met: {plan.reason}"), (), math.inf
         self.pace.exchanged(asyncio.get_running_loop().time() - begun, 2 * packet_nbytes)
         final_deltas = self.final_deltas.take(plan.round_index, 1)
+        await self._until_trained(training)
         step = partial(replica.apply_pieces, plan.round_index, held.means, held.ours, final_deltas)
         report = await compute.run(Priority.OUTER, 0, step)
         self.acceptance.record_final_deltas(final_deltas, report.verdicts, plan.round_index)
@@ -692,11 +760,12 @@ class Gossip:
             self._lost(peer)
         for peer in came:
             self._gone.pop(peer, None)
-        ahead = {peer for peer, begun in self._machine.round_of.items() if begun > plan.round_index}
+        through = max(plan.round_index, self._through)
+        ahead = {peer for peer, begun in self._machine.round_of.items() if begun > through}
         if came:  # keys, which cost nothing, cannot keep it from training beside others
             ahead.difference_update(self.strangers.among(ahead))
         self._late = len(ahead) > len(came) and plan.trained > 0
-        share.late = plan.round_index * self._rounds.round_samples - self._here.samples_total()
+        share.late = through * self._rounds.round_samples - self._here.samples_total()
 
     def _to_ask(
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]

@@ -290,7 +290,7 @@ class ServedStage(StageObserver):
         ended = process.step - self.gossip.stride
         if process.position == 1:
             self.gossip.step_ended(feeder, ended)
-        elif ended > self.gossip.done:
+        elif ended >= self.gossip.next_round:
             asyncio.get_running_loop().call_later(HEARSAY_S, self.gossip.step_ended, feeder, ended)
         await self.gossip.step_begun(process.step)
 

@@ -109,7 +109,7 @@ class StageReturn:
         manifest = self._context.manifest
         gossip = self._gossip
         if self._watch.slept:
-            return gossip.stride
+            return gossip.stride * (1 + manifest.gossip.delay)
         pace = gossip.pace.samples_per_second
         size = manifest.gossip.round_samples
         missed = manifest.limits.exchange_timeout_s * pace / size  # where rounds are short, one exchange may cost many

@@ -35,6 +35,8 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing:
     method = kind.make(theta, codec(gossip.codec), constants(gossip), gossip.fragments)
     method.sender = sender
     method.healing = healing
+    if gossip.delay:
+        method.delay()
     if gossip.acceptance != ALL:
         from swarmnode.trust.robust import PacketGuard
 

@@ -69,6 +69,9 @@ class Outer(ABC):
     averages_moments: ClassVar[bool] = False
     """Whether `attend` has an effect."""
 
+    delayed = False
+    """Whether the mean of a round is applied when the next step has been trained: fast weights look ahead of it."""
+
     healing = False
     """Whether each message carries a fragment of the slow weights, where it holds pseudo-gradients."""
 
@@ -79,6 +82,10 @@ class Outer(ABC):
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:  # noqa: B027  most have none
         """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
+
+    def delay(self) -> None:
+        """Apply the mean of a round when the next step has been trained, from now on. Call it before anything else."""
+        raise NotImplementedError(self.name)
 
     def attend_gradients(self, replica: Any) -> None:
         """Average the gradients of the TorchReplica `replica`, and take its inner steps, from now on."""
