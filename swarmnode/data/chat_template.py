@@ -26,6 +26,7 @@ from swarmnode.data.tokens import (
     Tokens,
     config_in,
     huggingface_tokenizer,
+    keep_merges,
     named_eos,
     panics_are_faults,
 )
@@ -266,6 +267,7 @@ def tokenizer_and_template(path: Path | None, tokenizer: Tokenizer) -> tuple[Tok
         return tokenizer, None, ChatTemplate()
     raw = path.read_bytes()
     hub = hub_tokenizer(path)
+    keep_merges(hub.backend_tokenizer)
     theirs = hub.backend_tokenizer.to_str()
     if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.same_as(theirs):
         raw = theirs.encode()

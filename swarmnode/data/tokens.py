@@ -195,6 +195,12 @@ def panics_are_faults() -> Iterator[None]:
         raise DataError(f"{'' if fails else 'this tokenizer breaks off: '}{cause_of(error)[:120]}") from None
 
 
+def keep_merges(inner: tokenizers.Tokenizer) -> None:
+    """Turn BPE-dropout off (arXiv 1910.13267), which divides a text in another way each time."""
+    if getattr(inner.model, "dropout", None):
+        inner.model.dropout = None
+
+
 def framed_ids(tokenizer_json: str, text: str) -> tuple[list[int], list[int]]:
     """The ids of `text`, without and with the special tokens that transformers puts around it."""
     import tokenizers  # a slow import, so only when it is needed
@@ -280,6 +286,7 @@ def huggingface_tokenizer(raw: bytes, path: str, eos: str | int | None = None) -
         raise DataError(f"{path}: not a Hugging Face tokenizer.json: {cause_of(error)[:120]}") from None
     inner.no_truncation()
     inner.no_padding()
+    keep_merges(inner)
     tokenizer = HuggingFaceTokenizer(inner, digest("tokenizer", raw), eos)
     if tokenizer.vocabulary < 1:
         raise DataError(f"{path}: this tokenizer has no tokens")
