@@ -198,7 +198,7 @@ def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pla
         columns = next(rows, [])
         if not wanted_columns(columns, reading, name, bad):
             return
-        for row in rows:
+        for row in _csv_rows(rows, name, bad):
             where = f"{name}:{rows.line_num}"
             if not row:
                 continue
@@ -206,6 +206,15 @@ def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pla
                 bad.add(where, f"{len(row)} columns where the first line names {len(columns)}")
                 continue
             yield from row_document(dict(zip(columns, row, strict=True)), reading, where, bad)
+
+
+def _csv_rows(rows: Any, name: str, bad: BadRows) -> Iterator[list[str]]:
+    """The rows of the reader `rows`, up to one that is no CSV (RFC 4180), which leaves out the rest as `bad`."""
+    try:
+        yield from rows
+    except csv.Error as error:
+        how = "write a quote within a text twice (Spark: option escape '\"'; MySQL: ESCAPED BY '\"'), or JSON lines"
+        bad.add(f"{name}:{rows.line_num}", f"no CSV from this line on ({error}); {how}")
 
 
 def wanted_columns(names: Sequence[str], reading: Reading, where: str, bad: BadRows) -> list[str]:

@@ -257,6 +257,11 @@ def test_a_set_of_conversations_all_of_whose_text_counts_still_has_a_mask_for_th
         ("a.json", '{"rows": []}', "a.json"),
         ("a.json", "[1,", "a.json: not JSON"),
         ("a.csv", "text\n1,2\n", "a.csv:2: 2 columns where the first line names 1"),
+        (
+            "a.csv",
+            'id,text\n1,"he said \\"hi\\" so"\n',
+            r"a.csv:2: no CSV from this line on.*a quote within a text twice",
+        ),
         ("a.csv", "title\nx\n", 'no column "text" or "messages"; there are title'),
         ("a.jsonl", '{"text": null}\n', "a.jsonl:1: no text"),
         ("a.jsonl", '{"text": "\\ud83d"}\n', "lone surrogate"),
