@@ -28,14 +28,14 @@ from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import sign_record
 from swarmnode.net.transport import hivemind_patches
-from swarmnode.net.transport.call_directory import (
+from swarmnode.net.transport.call_directory import CallDirectory
+from swarmnode.net.transport.contact import Contacts
+from swarmnode.net.transport.contact_keeper import (
     POINT_CHECK_MAX_S,
     POINT_CHECK_S,
     POINT_CHECKS_PER_S,
-    CallDirectory,
     point_check_s,
 )
-from swarmnode.net.transport.contact import Contacts
 from swarmnode.net.transport.directory import DhtDirectory
 from swarmnode.net.transport.key_file import create
 from swarmnode.net.transport.libp2p import Libp2pTransport
@@ -138,7 +138,7 @@ async def test_a_contact_that_is_forgotten_before_it_is_tried_does_no_harm() -> 
     async with node() as (here, _):
         directory = await DhtDirectory.create(here, [], RUN, 1, contacts=contacts, unix_s=time.time)
         contacts.hear(nobody, ["/ip4/127.0.0.1/tcp/9"], 1.0)
-        trying = loop.create_task(directory._try_lost({}, here=set()))
+        trying = loop.create_task(directory.keeper.try_lost({}, here=set()))
         loop.call_soon(contacts.known.clear)
         assert not await trying
         await directory.close()
@@ -160,7 +160,7 @@ async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch:
         joining = asyncio.get_running_loop().create_task(create)
         await until(lambda: contacts.known[there.peer_id].failures > 0)
         await there.connect(here.peer_id, await here.addresses())
-        while not await other._greet(here.peer_id):
+        while not await other.greet(here.peer_id):
             await asyncio.sleep(0.02)
         directory = await joining
         await directory.close()
@@ -176,7 +176,7 @@ async def test_a_bootstrap_that_is_back_is_a_holder_at_once() -> None:
         there.withdraw("records")
         assert not await directory._learn(there.peer_id, 0) and await directory._holders(0) == [here.peer_id]
         there.serve("records", other._answer, tensor_bytes_max=0)
-        assert await directory._try_lost({}, set()) and await directory._holders(0) == [there.peer_id]
+        assert await directory.keeper.try_lost({}, set()) and await directory._holders(0) == [there.peer_id]
         await directory.close()
         await other.close()
 
@@ -187,8 +187,8 @@ async def test_a_meeting_point_that_goes_and_comes_is_told_each_time(
     kind: type[CallDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever of the two calls first."""
-    monkeypatch.setattr("swarmnode.net.transport.call_directory.POINT_CHECK_S", 0.2)
-    monkeypatch.setattr("swarmnode.net.transport.call_directory.RETRY_MIN_S", 0.1)
+    monkeypatch.setattr("swarmnode.net.transport.contact_keeper.POINT_CHECK_S", 0.2)
+    monkeypatch.setattr("swarmnode.net.transport.contact_keeper.RETRY_MIN_S", 0.1)
     key = tmp_path / "point.key"
     identity = create(key)
     quiet = Quiet()
@@ -289,7 +289,7 @@ async def test_bad_records_are_not_stored() -> None:
 @pytest.mark.loop("uvloop")
 async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide_the_good_ones() -> None:
     async with liar_and_victim() as (node_of_liar, liar, victim, _):
-        victim._mute[liar.peer_id] = math.inf  # as a peer that does not know what a RecordsRequest is
+        victim._calls._mute[liar.peer_id] = math.inf  # as a peer that does not know what a RecordsRequest is
         other = Identity.of_seed(bytes([5] * 32))
         key = DHTID.generate(source=f"{RUN}/0/0")
         now = time.time()

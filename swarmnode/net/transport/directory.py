@@ -122,7 +122,7 @@ class DhtCalls:
 class DhtDirectory(CallDirectory):
     """Implements ports.Directory. `create` joins the DHT, `close` leaves it. The transport stays open."""
 
-    _faults = (*CallDirectory._faults, P2PDaemonError)
+    faults = (*CallDirectory.faults, P2PDaemonError)
     _transport: Libp2pTransport
     _node: Any
     _nearest: dict[int, tuple[float, list[DHTID], list[PeerId]]]  # place -> (until, neighbours, holders)
@@ -189,15 +189,15 @@ class DhtDirectory(CallDirectory):
         ahead_s = surely_ahead_s(dht_time, begun, self._unix_s())
         return ahead_s if dht_time and math.isfinite(ahead_s) else None
 
-    async def _look_around(self) -> None:
+    async def look_around(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SMALL_CALL_S):
                 await self._node.find_nearest_nodes([self._node.node_id])
 
-    def _here(self) -> set[PeerId]:
+    def here(self) -> set[PeerId]:
         return {PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid}
 
-    async def _greet(self, peer: PeerId) -> bool:
+    async def greet(self, peer: PeerId) -> bool:
         try:
             met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
         except ValidationError as error:
@@ -208,6 +208,6 @@ class DhtDirectory(CallDirectory):
             raise RemoteFault(cause_of(error)) from None
         return met is not None
 
-    async def _rejoin(self) -> None:
+    def forget_silence(self) -> None:
         self._node.blacklist.clear()  # hivemind's list of unresponsive peers: our own p2pd was the cause
-        await super()._rejoin()
+        super().forget_silence()
