@@ -304,12 +304,7 @@ class CallDirectory:
     async def _learn(self, peer: PeerId, place: int) -> bool:
         """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
         for _ in range(PLACE_MAX // NEWS_MAX):
-            known = self._book.known(place, self._unix_s()).values()
-            request = call_pb2.RecordsRequest(
-                place=place,
-                peers=[one.mark for one in known],
-                expires_unix_ms=[one.expires_unix_ms for one in known],
-            )
+            request = self._book.request(place, self._unix_s())
             if (answer := await self._calls.ask(peer, request)) is None:
                 return False
             news = answer.records
@@ -320,22 +315,9 @@ class CallDirectory:
 
     async def _answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "records"."""
-        request = call.header.records
-        now_s = self._unix_s()
-        record = call.header.record
-        if request.place >= self._book.places or len(request.peers) != len(request.expires_unix_ms):
-            raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
-        before = self._book.standing(record)
-        kept = self._book.take(None, record, now_s, of=peer)
+        records = self._book.answer(peer, call.header.record, call.header.records, self._unix_s())
         self._calls.heard(peer)
-        reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
-        had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
-        if request.announces:
-            if before is not None and before.signed != record and before.expires_unix_ms != had.get(before.mark):
-                reply.records.append(before.signed)
-        else:
-            reply.records.extend(self._book.news(request.place, had, now_s))
-        return Answer(call_pb2.Reply(records=reply))
+        return Answer(call_pb2.Reply(records=records))
 
     async def _holders(self, place: int) -> list[PeerId]:
         """The meeting points and members that keep the records of `place`; this node, if it knows nobody."""

@@ -16,6 +16,7 @@ from swarmnode.base import bounds
 from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ids import PeerId, RunId, digest64, machine_of
 from swarmnode.base.token_bucket import TokenBucket
+from swarmnode.base.wire import call_pb2
 from swarmnode.base.wire import record_pb2 as wire
 from swarmnode.net.membership.liveness import PING_TIMEOUT_S
 from swarmnode.net.membership.peer_table import CROWD_MAX
@@ -140,6 +141,29 @@ class RecordBook:
         """At most NEWS_MAX records that a reader lacks who `had` for each mark one that expires at that time (ms)."""
         known = self.known(place, now_s).values()
         return [one.signed for one in known if one.expires_unix_ms > had.get(one.mark, 0)][:NEWS_MAX]
+
+    def request(self, place: int, now_s: float) -> call_pb2.RecordsRequest:
+        """A request for the records of `place` that are not known here."""
+        known = self.known(place, now_s).values()
+        marks = [one.mark for one in known]
+        return call_pb2.RecordsRequest(place=place, peers=marks, expires_unix_ms=[one.expires_unix_ms for one in known])
+
+    def answer(
+        self, peer: PeerId, record: wire.SignedRecord, request: call_pb2.RecordsRequest, now_s: float
+    ) -> call_pb2.Records:
+        """The answer to the `request` of `peer`, which came with its `record`. Raises RemoteFault for a request that
+        has another form."""
+        if request.place >= self.places or len(request.peers) != len(request.expires_unix_ms):
+            raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
+        before = self.standing(record)
+        kept = self.take(None, record, now_s, of=peer)
+        reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
+        had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
+        if not request.announces:
+            reply.records.extend(self.news(request.place, had, now_s))
+        elif before is not None and before.signed != record and before.expires_unix_ms != had.get(before.mark):
+            reply.records.append(before.signed)
+        return reply
 
     def take_all(self, place: int, records: Iterable[wire.SignedRecord], now_s: float) -> int:
         """`take` each of the `records`; the number that are kept."""
