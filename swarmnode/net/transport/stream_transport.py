@@ -58,6 +58,7 @@ class StreamTransport:
             run_id, self._budget, self._scheduler, self.traffic, telemetry, self.links, self.throttle
         )
         self._pool = StreamPool(self._open)
+        self._calls = OutgoingCalls(run_id, self._pool, self._scheduler, self.traffic, self.links)
         self._known = Remembered[PeerId, tuple[str, ...]]()
         self._observed = Remembered[PeerId, str]()
         self._named: frozenset[PeerId] = frozenset()  # peers that this machine's user named
@@ -65,10 +66,8 @@ class StreamTransport:
         self._server.cut(self._cut_off)
         self.own_pass: access.Pass | None = None  # sent first on every stream we open
         self._started = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None
-        self._root: asyncio.Task[None] | None = None
         self.after_restart: list[Callable[[], Coroutine[object, object, None]]] = []
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TransportTasks()
 
     # What a subclass has.
 
@@ -155,46 +154,19 @@ class StreamTransport:
         """Raises Unavailable if a lost stream is this node's own fault."""
 
     async def _run(self) -> None:
-        ready = asyncio.Event()
-        self._root = asyncio.get_running_loop().create_task(self._live(ready))
-        self._root.add_done_callback(self._ended)
-        await ready.wait()
-
-    async def _live(self, ready: asyncio.Event) -> None:
-        """Run this transport's only TaskGroup; `close` cancels it."""
-        async with asyncio.TaskGroup() as self._group:
-            for work in (self._sweep(), *self._work()):
-                self._group.create_task(work)
-            ready.set()
+        await self._tasks.start([self._sweep(), *self._work()])
 
     async def _end(self) -> None:
-        if self._root is not None:
-            self._root.cancel()
-            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
-                await asyncio.shield(asyncio.gather(self._root, return_exceptions=True))
+        await self._tasks.end()
         self._pool.close()
-
-    def _ended(self, root: asyncio.Task[None]) -> None:
-        if self._failure.done():
-            return
-        error = None if root.cancelled() else root.exception()
-        cause: BaseException | None = error
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        if cause is None:
-            self._failure.cancel()
-        else:
-            self._failure.set_exception(cause)
-            self._failure.exception()  # mark as retrieved: without a waiter, `call` raises it
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` in this transport's group: `close` cancels it, and its failure fails the transport."""
-        assert self._group is not None
-        return self._group.create_task(work)
+        return self._tasks.spawn(work)
 
     async def wait_failed(self) -> None:
         """Wait for ever; raises LocalFault if this transport is broken beyond repair (p2pd keeps dying)."""
-        await asyncio.shield(self._failure)
+        await self._tasks.wait_failed()
 
     def let_in(self, admission: Admission) -> None:
         """Serve only peers that `admission` admits, and present its own pass to others. Call it before `start`."""
@@ -239,11 +211,10 @@ class StreamTransport:
         if (stage := part_of(peer)) is not None:
             call.header.to_part = stage + 1
             peer = machine_of(peer)
-        if self._failure.done() and not self._failure.cancelled():
-            self._failure.result()
+        self._tasks.check()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._call(peer, method, call, timeout_s, reply_bytes_max)
+                return await self._calls.call(peer, method, call, timeout_s, reply_bytes_max)
         except TimeoutError:
             self._pool.forget(peer)
             raise PeerTimeout(f"{short(peer)} did not answer {method} within {timeout_s:.1f} s") from None
@@ -263,7 +234,131 @@ class StreamTransport:
     def line_bytes_per_s(self) -> float:
         return self._scheduler.line_bytes_per_s
 
-    async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
+    async def _open(self, peer: PeerId) -> P2pdStream:
+        """A new stream to `peer`, with our pass sent on it."""
+        stream = await self._reach(peer)
+        stream.throttle = self.throttle
+        admission = self._server.admission
+        if (shown := self.own_pass if admission is None else admission.mine) is not None:
+            await stream.write(frame.seal_pass(shown, stream.version))
+        return stream
+
+    # Incoming calls.
+
+    def _welcome(self, stream: P2pdStream, attend: Callable[[P2pdStream], Coroutine[object, object, None]]) -> None:
+        if not self._tasks.running or self._incoming >= STREAMS_MAX:
+            stream.abort()
+            return
+        self.spawn(attend(stream))
+
+    async def _serve_stream(self, stream: P2pdStream, peer: PeerId) -> None:
+        await self._started.wait()
+        stream.throttle = self.throttle
+        await self._server.attend(stream, peer)
+
+    def _observe(self, peer: PeerId, address: str) -> None:
+        """`peer` proved its key in a connection from `address`."""
+        self._observed[peer] = address
+        if host := self.observed(peer):
+            self.book.meet(host, 0)
+
+    def _friends(self) -> frozenset[str]:
+        """The IP addresses of peers that may take part: observed on their streams, and announced by them."""
+        admission = self._server.admission
+        here = {peer for peer in (*self._observed, *self._known) if admission is None or admission.judge(peer)[0]}
+        hosts = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
+        return frozenset({*hosts, *map(self.observed, here)} - {""})
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_S / 2)
+            self._pool.sweep()
+
+    def _event(self, event: str, level: str, **fields: object) -> None:
+        if self._telemetry is not None:
+            self._telemetry.event(event, level=level, **fields)
+
+
+class TransportTasks:
+    """The only TaskGroup of a transport, and the failure that ends it."""
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._root: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def running(self) -> bool:
+        return self._group is not None
+
+    async def start(self, works: Sequence[Coroutine[object, object, None]]) -> None:
+        """Run `works` until `end`. Returns as soon as `spawn` can be called."""
+        ready = asyncio.Event()
+        self._root = asyncio.get_running_loop().create_task(self._live(works, ready))
+        self._root.add_done_callback(self._ended)
+        await ready.wait()
+
+    async def _live(self, works: Sequence[Coroutine[object, object, None]], ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            for work in works:
+                self._group.create_task(work)
+            ready.set()
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run `work`: `end` cancels it, and its failure ends all."""
+        assert self._group is not None
+        return self._group.create_task(work)
+
+    async def end(self) -> None:
+        """Cancel all."""
+        if self._root is not None:
+            self._root.cancel()
+            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+                await asyncio.shield(asyncio.gather(self._root, return_exceptions=True))
+
+    def _ended(self, root: asyncio.Task[None]) -> None:
+        if self._failure.done():
+            return
+        error = None if root.cancelled() else root.exception()
+        cause: BaseException | None = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if cause is None:
+            self._failure.cancel()
+        else:
+            self._failure.set_exception(cause)
+            self._failure.exception()  # mark as retrieved: without a waiter, `check` raises it
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self._failure.done() and not self._failure.cancelled():
+            self._failure.result()
+
+    async def wait_failed(self) -> None:
+        """Wait for ever, or raise the failure."""
+        await asyncio.shield(self._failure)
+
+
+class OutgoingCalls:
+    """Sends calls on streams of `pool`, each in its turn on the uplink, and receives their answers."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        pool: StreamPool,
+        scheduler: UplinkScheduler,
+        traffic: Counter[tuple[str, str]],
+        links: LinkBook,
+    ) -> None:
+        self._run_id = run_id
+        self._pool = pool
+        self._scheduler = scheduler
+        self._traffic = traffic
+        self._links = links
+
+    async def call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
+        """The answer of `peer`, with a size of at most `reply_bytes_max`. Raises as ports.Transport's `call`, and
+        ConnectionError if the stream is lost."""
         nbytes = sum(tensor.nbytes for tensor in call.tensors)
         stream = await self._pool.take(peer)
         bytes_in = stream.consumed
@@ -287,9 +382,9 @@ class StreamTransport:
         finally:
             sent = stream.bytes_out - bytes_out
             received = stream.consumed - bytes_in
-            self.traffic[method, "sent"] += sent
-            self.traffic[method, "received"] += received
-            self.links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
+            self._traffic[method, "sent"] += sent
+            self._traffic[method, "received"] += received
+            self._links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         if in_step and not stream.buffered and FrameFlag.LAST not in flags:
             self._pool.give(peer, stream)
         else:
@@ -335,50 +430,6 @@ class StreamTransport:
         # an honest peer would seem late.
         frame.check_tensors(header.tensors, reply_bytes_max)
         return Answer(header, await frame.receive_tensors(stream, header.tensors)), flags
-
-    async def _open(self, peer: PeerId) -> P2pdStream:
-        """A new stream to `peer`, with our pass sent on it."""
-        stream = await self._reach(peer)
-        stream.throttle = self.throttle
-        admission = self._server.admission
-        if (shown := self.own_pass if admission is None else admission.mine) is not None:
-            await stream.write(frame.seal_pass(shown, stream.version))
-        return stream
-
-    # Incoming calls.
-
-    def _welcome(self, stream: P2pdStream, attend: Callable[[P2pdStream], Coroutine[object, object, None]]) -> None:
-        if self._group is None or self._incoming >= STREAMS_MAX:
-            stream.abort()
-            return
-        self._group.create_task(attend(stream))
-
-    async def _serve_stream(self, stream: P2pdStream, peer: PeerId) -> None:
-        await self._started.wait()
-        stream.throttle = self.throttle
-        await self._server.attend(stream, peer)
-
-    def _observe(self, peer: PeerId, address: str) -> None:
-        """`peer` proved its key in a connection from `address`."""
-        self._observed[peer] = address
-        if host := self.observed(peer):
-            self.book.meet(host, 0)
-
-    def _friends(self) -> frozenset[str]:
-        """The IP addresses of peers that may take part: observed on their streams, and announced by them."""
-        admission = self._server.admission
-        here = {peer for peer in (*self._observed, *self._known) if admission is None or admission.judge(peer)[0]}
-        hosts = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
-        return frozenset({*hosts, *map(self.observed, here)} - {""})
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE_S / 2)
-            self._pool.sweep()
-
-    def _event(self, event: str, level: str, **fields: object) -> None:
-        if self._telemetry is not None:
-            self._telemetry.event(event, level=level, **fields)
 
 
 IDLE_S = SERVED_IDLE_S / 6.0  # well before the server closes it
