@@ -377,7 +377,7 @@ class IrohTransport(StreamTransport):
         for where in (endpoint_of(path.remote_addr) for path in connection.paths() if path.is_ip):
             self._book.meet(where.host, where.port)
             self._observe(peer, str(where))
-            if self._server.admission is None or self._server.admission.judge(peer)[0]:
+            if self._gate.admission is None or self._gate.admission.judge(peer)[0]:
                 self._door.meet(where.host)
         self.spawn(self._serve_connection(peer, connection))
 

@@ -19,8 +19,10 @@ from swarmnode.base.uplink_scheduler import UplinkScheduler
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.net.transport import frame, serve
 from swarmnode.net.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, FrameFlag, FrameKind
-from swarmnode.net.transport.serve import ByteBudget, StreamServer
+from swarmnode.net.transport.links import LinkBook
+from swarmnode.net.transport.serve import ByteBudget, CallerGate, StreamServer
 from swarmnode.net.transport.stream import LOOKAHEAD_BYTES, P2pdStream
+from swarmnode.net.transport.throttle import RateThrottle
 
 RUN = RunId("cd" * 32)
 PEER = PeerId("somebody")
@@ -96,7 +98,17 @@ class Pipe:
     async def __aenter__(self) -> Pipe:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        self.server = server = StreamServer(RUN, self.budget, self.scheduler, Counter(), None)
+        throttle = RateThrottle()
+        self.server = server = StreamServer(
+            RUN,
+            self.budget,
+            self.scheduler,
+            Counter(),
+            None,
+            LinkBook(),
+            throttle,
+            CallerGate(throttle, lambda peer: None),
+        )
 
         async def handler(peer: PeerId, call: Call) -> Answer:
             self.calls.append(call)

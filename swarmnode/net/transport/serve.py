@@ -180,6 +180,71 @@ async def _received(stream: P2pdStream, request: wire.Request, lease: ByteLease)
         lease.close()
 
 
+class CallerGate:
+    """Decides whose streams and calls are served: those of admitted peers, and few of those that do not work here."""
+
+    def __init__(self, throttle: RateThrottle, cut_off: Callable[[PeerId], None]) -> None:
+        """`cut_off` is called with a stranger, or a peer that sends noise, that keeps opening streams."""
+        self._throttle = throttle
+        self._cut_off = cut_off
+        self._limit = StrangerRateLimiter()
+        self.works: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer was seen at work here: it is served beside a flood of calls of others."""
+        self.admission: Admission | None = None  # None while the manifest is unknown: nobody is served yet
+
+    def judge_stream(self, peer: PeerId) -> tuple[bool, str] | None:
+        """(whether `peer` may take part, the reason if not) as it opens a stream; None if the stream is to be dropped:
+        it opens too many."""
+        now = asyncio.get_running_loop().time()
+        permit, reason = (True, "") if self.admission is None else self.admission.judge(peer)
+        works = permit and self.works(peer)
+        lasts = works or self._throttle.lasts(STRANGERS, now)
+        limit = self._limit
+        if lasts and (limit.stream(peer, now, works=works) if permit else limit.stranger(peer, now)):
+            return permit, reason
+        if limit.is_nuisance(peer):
+            self._cut_off(peer)
+        return None
+
+    def broke(self, peer: PeerId) -> None:
+        """Note that a request of `peer` broke the protocol."""
+        self._limit.broke(peer, asyncio.get_running_loop().time())
+
+    def spend(self, peer: PeerId, stream: P2pdStream, counted: int) -> int:
+        """Count the bytes on `stream` of a peer that does not work here, since there were `counted`; return how many
+        there are."""
+        moved = stream.consumed + stream.bytes_out
+        if not self.works(peer):
+            self._throttle.spend_share(STRANGERS, moved - counted, asyncio.get_running_loop().time())
+        return moved
+
+    async def turn(self, peer: PeerId) -> None:
+        """Wait until `peer` may make its call: beside a flood, a peer that does not work here yet is slowed down.
+        Raises Forbidden, and Busy after TURN_S."""
+        until_s = asyncio.get_running_loop().time() + TURN_S
+        while True:
+            try:
+                return self._check(peer)
+            except Busy:
+                if self.works(peer) or asyncio.get_running_loop().time() >= until_s:
+                    raise
+                await asyncio.sleep(TURN_S / 4)
+
+    def _check(self, peer: PeerId) -> None:
+        """Check admission before each call: the owner's lists may have changed, or a pass expired. Raises Forbidden,
+        Busy."""
+        if self.admission is not None:
+            permit, reason = self.admission.judge(peer)
+            if not permit:
+                raise self.admission.refusal(peer, reason)
+        now = asyncio.get_running_loop().time()
+        works = self.works(peer)
+        if not self._limit.call(peer, now, works=works):
+            raise Busy("more calls a second than one peer may make", 1.0)
+        if not works and not self._throttle.lasts(STRANGERS, now):
+            raise Busy("the share of a day's quota for peers that were not seen at work is used up", 60.0)
+
+
 class StreamServer:
     """Answers incoming streams: one call at a time on each, many streams at once."""
 
@@ -190,11 +255,13 @@ class StreamServer:
         scheduler: UplinkScheduler,
         traffic: Counter[tuple[str, str]],
         telemetry: Telemetry | None,
-        links: LinkBook | None = None,
-        throttle: RateThrottle | None = None,
+        links: LinkBook,
+        throttle: RateThrottle,
+        gate: CallerGate,
     ) -> None:
-        self._throttle = throttle or RateThrottle()
-        self._links = links or LinkBook()
+        self.gate = gate
+        self._throttle = throttle
+        self._links = links
         self._run_id = run_id
         self._budget = budget
         self._scheduler = scheduler
@@ -203,10 +270,6 @@ class StreamServer:
         self._served: dict[str, ServedMethod] = {}
         self._streams_of: Counter[PeerId] = Counter()
         self._under_way: Counter[tuple[PeerId, str]] = Counter()  # calls of the methods in AT_ONCE_MAX
-        self._cut_off: Callable[[PeerId], None] | None = None
-        self._works: Callable[[PeerId], bool] = lambda peer: True
-        self.admission: Admission | None = None  # None while the manifest is unknown: nobody is served yet
-        self.stranger_limit = StrangerRateLimiter()
 
     def register(self, method: str, handler: Handler, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         assert method in wire.Request.DESCRIPTOR.fields_by_name, f"{method!r} is not a method of wire.Request"
@@ -215,14 +278,6 @@ class StreamServer:
 
     def withdraw(self, method: str) -> None:
         del self._served[method]
-
-    def cut(self, cut_off: Callable[[PeerId], None]) -> None:
-        """Call `cut_off` with a stranger, or a peer that sends noise, that keeps opening streams."""
-        self._cut_off = cut_off
-
-    def prefer(self, works: Callable[[PeerId], bool]) -> None:
-        """Serve peers for which `works` is true beside a flood of calls of others."""
-        self._works = works
 
     async def attend(self, stream: P2pdStream, peer: PeerId) -> None:
         """Serve `stream` until its end. Raises only cancellation, which also comes when the peer disconnects."""
@@ -235,7 +290,7 @@ class StreamServer:
             elif (first := await self._enter(stream, peer)) is not None:
                 while await self._serve_one(stream, peer, first):
                     first = None
-                    counted = self._count(peer, stream, counted)
+                    counted = self.gate.spend(peer, stream, counted)
         except (ConnectionError, TimeoutError):
             pass
         except (MemoryError, LocalFault) as error:  # no memory for a tensor, or a tensor whose writer failed
@@ -244,34 +299,22 @@ class StreamServer:
                     "call.failed", level="error", peer=short(peer), error=type(error).__name__, why=cause_of(error)
                 )
         finally:
-            self._count(peer, stream, counted)
+            self.gate.spend(peer, stream, counted)
             self._streams_of[peer] -= 1
             if not self._streams_of[peer]:
                 del self._streams_of[peer]
             stream.abort()  # an orderly end comes from the caller, so no data is in transit
-
-    def _count(self, peer: PeerId, stream: P2pdStream, counted: int) -> int:
-        """Count a stranger's bytes since there were `counted`; return how many there are."""
-        moved = stream.consumed + stream.bytes_out
-        if not self._works(peer):
-            self._throttle.spend_share(STRANGERS, moved - counted, asyncio.get_running_loop().time())
-        return moved
 
     async def _enter(self, stream: P2pdStream, peer: PeerId) -> bytes | None:
         """The preamble of the first request, if `peer` may take part. Reads nothing longer than a pass before.
 
         None if it may not: it was told why, or dropped because it calls too often.
         """
-        now = asyncio.get_running_loop().time()
-        admission = self.admission
-        permit, reason = (True, "") if admission is None else admission.judge(peer)
-        limit = self.stranger_limit
-        works = permit and self._works(peer)
-        lasts = works or self._throttle.lasts(STRANGERS, now)
-        if not lasts or not (limit.stream(peer, now, works=works) if permit else limit.stranger(peer, now)):
-            if self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
-                self._cut_off(peer)
+        judged = self.gate.judge_stream(peer)
+        if judged is None:
             return None
+        permit, reason = judged
+        admission = self.gate.admission
         try:
             async with asyncio.timeout(IDLE_S if permit else STRANGER_TIMEOUT_S):
                 first = await stream.read(PREAMBLE.size)
@@ -300,7 +343,7 @@ class StreamServer:
             method, request, served, lease = await self._admit(stream, peer, first)
         except (RemoteFault, Unavailable) as refusal:
             if isinstance(refusal, RemoteFault) and not isinstance(refusal, Forbidden):
-                self.stranger_limit.broke(peer, asyncio.get_running_loop().time())
+                self.gate.broke(peer)
             await self._refuse(stream, refusal)
             return False
         under_way = peer, method
@@ -405,7 +448,7 @@ class StreamServer:
         """The request, and room for its tensors, which are still unread. Raises RemoteFault, Unavailable."""
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             raw, _ = await frame.receive_header(stream, FrameKind.REQUEST, first)
-        await self._turn(peer)
+        await self.gate.turn(peer)
         method, request = frame.open_request(raw, self._run_id, stream.version)
         served = self._served.get(method)
         if served is None:
@@ -417,32 +460,6 @@ class StreamServer:
         if (count := self._under_way[peer, method]) >= AT_ONCE_MAX.get(method, STREAMS_PER_PEER_MAX):
             raise Busy(f"{count} of your calls of {method} are in flight", 1.0)
         return method, request, served, self._budget.admit(peer, nbytes)
-
-    async def _turn(self, peer: PeerId) -> None:
-        """Wait until `peer` may make its call: beside a flood, a peer that does not work here yet is slowed down.
-        Raises Forbidden, and Busy after TURN_S."""
-        until_s = asyncio.get_running_loop().time() + TURN_S
-        while True:
-            try:
-                return self._check(peer)
-            except Busy:
-                if self._works(peer) or asyncio.get_running_loop().time() >= until_s:
-                    raise
-                await asyncio.sleep(TURN_S / 4)
-
-    def _check(self, peer: PeerId) -> None:
-        """Check admission before each call: the owner's lists may have changed, or a pass expired. Raises Forbidden,
-        Busy."""
-        if self.admission is not None:
-            permit, reason = self.admission.judge(peer)
-            if not permit:
-                raise self.admission.refusal(peer, reason)
-        now = asyncio.get_running_loop().time()
-        works = self._works(peer)
-        if not self.stranger_limit.call(peer, now, works=works):
-            raise Busy("more calls a second than one peer may make", 1.0)
-        if not works and not self._throttle.lasts(STRANGERS, now):
-            raise Busy("the share of a day's quota for peers that were not seen at work is used up", 60.0)
 
     async def _handle(
         self, stream: P2pdStream, peer: PeerId, method: str, handler: Handler, call: Call

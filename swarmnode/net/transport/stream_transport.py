@@ -23,7 +23,7 @@ from swarmnode.net.transport.links import LinkBook
 from swarmnode.net.transport.p2pd import NetworkMode
 from swarmnode.net.transport.reachability import greets
 from swarmnode.net.transport.serve import IDLE_S as SERVED_IDLE_S
-from swarmnode.net.transport.serve import STREAMS_PER_PEER_MAX, ByteBudget, StreamServer
+from swarmnode.net.transport.serve import STREAMS_PER_PEER_MAX, ByteBudget, CallerGate, StreamServer
 from swarmnode.net.transport.stream import P2pdStream
 from swarmnode.net.transport.throttle import RateThrottle
 from swarmnode.run.admission.admission import Admission
@@ -54,8 +54,9 @@ class StreamTransport:
         self._budget = ByteBudget(INCOMING_BYTES_MAX)
         self.throttle = RateThrottle()
         self._scheduler = UplinkScheduler(lambda: self.throttle.up.total_nbytes)
+        self._gate = CallerGate(self.throttle, self._cut_off)
         self._server = StreamServer(
-            run_id, self._budget, self._scheduler, self.traffic, telemetry, self.links, self.throttle
+            run_id, self._budget, self._scheduler, self.traffic, telemetry, self.links, self.throttle, self._gate
         )
         self._pool = StreamPool(self._open)
         self._calls = OutgoingCalls(run_id, self._pool, self._scheduler, self.traffic, self.links)
@@ -63,7 +64,6 @@ class StreamTransport:
         self._observed = Remembered[PeerId, str]()
         self._named: frozenset[PeerId] = frozenset()  # peers that this machine's user named
         self._incoming = 0
-        self._server.cut(self._cut_off)
         self.own_pass: access.Pass | None = None  # sent first on every stream we open
         self._started = asyncio.Event()
         self.after_restart: list[Callable[[], Coroutine[object, object, None]]] = []
@@ -170,12 +170,12 @@ class StreamTransport:
 
     def let_in(self, admission: Admission) -> None:
         """Serve only peers that `admission` admits, and present its own pass to others. Call it before `start`."""
-        self._server.admission = admission
+        self._gate.admission = admission
         self.own_pass = admission.mine
 
     def prefer(self, works: Callable[[PeerId], bool]) -> None:
         """Give peers for which `works` is true room for their calls beside a flood of calls of others."""
-        self._server.prefer(works)
+        self._gate.works = works
 
     def start(self) -> None:
         """Answer calls from now on; all handlers must be registered. `DhtDirectory.create` calls this, too."""
@@ -238,7 +238,7 @@ class StreamTransport:
         """A new stream to `peer`, with our pass sent on it."""
         stream = await self._reach(peer)
         stream.throttle = self.throttle
-        admission = self._server.admission
+        admission = self._gate.admission
         if (shown := self.own_pass if admission is None else admission.mine) is not None:
             await stream.write(frame.seal_pass(shown, stream.version))
         return stream
@@ -264,7 +264,7 @@ class StreamTransport:
 
     def _friends(self) -> frozenset[str]:
         """The IP addresses of peers that may take part: observed on their streams, and announced by them."""
-        admission = self._server.admission
+        admission = self._gate.admission
         here = {peer for peer in (*self._observed, *self._known) if admission is None or admission.judge(peer)[0]}
         hosts = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
         return frozenset({*hosts, *map(self.observed, here)} - {""})
