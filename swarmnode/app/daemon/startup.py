@@ -34,9 +34,10 @@ from swarmnode.keep.recovery.recovery_source import LOST_WAIT_S
 from swarmnode.net.membership.record import STRETCH_MAX
 from swarmnode.net.transport import hivemind_patches, key_file
 from swarmnode.net.transport.address import parse_bootstraps
-from swarmnode.net.transport.call_directory import JOIN_TIMEOUT_S, CallDirectory, claimed_by
+from swarmnode.net.transport.call_directory import JOIN_TIMEOUT_S, CallDirectory
 from swarmnode.net.transport.capacity import CapacityResponder
 from swarmnode.net.transport.contact import Contacts
+from swarmnode.net.transport.contact_keeper import claimed_by
 from swarmnode.net.transport.kind import directory_of, kind_of, open_transport
 from swarmnode.net.transport.p2pd import NetworkMode
 from swarmnode.net.transport.reachability import ReachHelper, connected

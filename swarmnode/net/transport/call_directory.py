@@ -22,7 +22,7 @@ from swarmnode.base.ports import Announced, Answer, Call, Telemetry
 from swarmnode.base.remembered import Remembered
 from swarmnode.base.wire import call_pb2
 from swarmnode.base.wire import record_pb2 as wire
-from swarmnode.net.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
+from swarmnode.net.membership.liveness import AGAIN_S, SMALL_CALL_S
 from swarmnode.net.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.net.transport.address import dialable_of
 from swarmnode.net.transport.contact import STALE_S, Contacts
@@ -49,16 +49,6 @@ def surely_ahead_s(theirs_s: float, asked_s: float, heard_s: float) -> float:
     """Seconds that a clock is at least ahead of ours (negative: behind) which showed `theirs_s` at a time between
     `asked_s` and `heard_s` of ours. 0: it may be right, as on a busy machine that took seconds to hear the answer."""
     return max(0.0, theirs_s - heard_s) + min(0.0, theirs_s - asked_s)
-
-
-async def claimed_by(transport: StreamTransport, peer: PeerId) -> int | None:
-    """Samples that the run has trained as `peer` knows; None if it does not answer."""
-    try:
-        ping = Call(call_pb2.Request(ping=call_pb2.Ping()))
-        answer = await transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
-    except (RemoteFault, Unavailable):
-        return None
-    return answer.header.pong.samples
 
 
 class RecordCalls:
@@ -335,13 +325,7 @@ class CallDirectory:
             await self._learn(peer, place)
 
     async def claimed(self) -> int:
-        peers = dict.fromkeys([*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(SAMPLE))])
-        totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
-        answers = [total for total in totals if total is not None]
-        own = self.contacts.samples.get(self._run_id, 0)
-        if peers and not answers and not own:
-            raise Unavailable(f"none of the {len(peers)} machines known to this one answers")
-        return max(own, *answers, 0)
+        return await self.keeper.claimed(self._run_id)
 
     async def clocks_ahead(self) -> list[float]:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""

@@ -7,11 +7,14 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from swarmnode.base.errors import LocalFault, Unavailable, Unreachable
-from swarmnode.base.ids import PeerId, short
-from swarmnode.net.membership.liveness import AGAIN_S, SMALL_CALL_S
+from swarmnode.base.errors import LocalFault, RemoteFault, Unavailable, Unreachable
+from swarmnode.base.ids import PeerId, RunId, short
+from swarmnode.base.ports import Call
+from swarmnode.base.wire import call_pb2
+from swarmnode.net.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
 from swarmnode.net.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, Contact, Contacts, whom_to_try
 from swarmnode.net.transport.path_check import knock
+from swarmnode.net.transport.record_book import RPC_TIMEOUT_S
 from swarmnode.net.transport.stream_transport import StreamTransport
 
 JOIN_DELAY_S = 0.3
@@ -25,6 +28,16 @@ def point_check_s(records: int) -> float:
     """Seconds between two looks of a node with so many `records` whether its meeting points still answer: members
     together ask a meeting point POINT_CHECKS_PER_S times a second, up to 1,200 of them."""
     return min(POINT_CHECK_MAX_S, max(POINT_CHECK_S, records / POINT_CHECKS_PER_S))
+
+
+async def claimed_by(transport: StreamTransport, peer: PeerId) -> int | None:
+    """Samples that the run has trained as `peer` knows; None if it does not answer."""
+    try:
+        ping = Call(call_pb2.Request(ping=call_pb2.Ping()))
+        answer = await transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+    except (RemoteFault, Unavailable):
+        return None
+    return answer.header.pong.samples
 
 
 class Neighbours(Protocol):
@@ -119,6 +132,17 @@ class ContactKeeper:
             for peer in self._away & self._neighbours.here():  # it called first
                 self._tell_point(peer, True)
             await asyncio.sleep(RETRY_MIN_S)
+
+    async def claimed(self, run_id: RunId) -> int:
+        """The most samples of the run that bootstraps or contacts claim, or that this machine remembers. Raises
+        Unavailable if none of them answers."""
+        peers = dict.fromkeys([*(peer for peer, _ in self._bootstrap), *(p for p, _ in self._contacts.latest(SAMPLE))])
+        totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
+        answers = [total for total in totals if total is not None]
+        own = self._contacts.samples.get(run_id, 0)
+        if peers and not answers and not own:
+            raise Unavailable(f"none of the {len(peers)} machines known to this one answers")
+        return max(own, *answers, 0)
 
     async def rejoin(self) -> None:
         """Ask the bootstraps again: those that did not answer may have been out of this node's reach."""

@@ -83,6 +83,13 @@ async def ask(socket: Path, request: Any, timeout_s: float) -> tuple[P2pdStream,
     return stream, response
 
 
+async def connections(p2p: Any) -> list[tuple[PeerId, list[str]]]:
+    """(peer, its remote addresses) of each connection, by hivemind's `p2p`. Raises P2PDaemonError, OSError."""
+    async with asyncio.timeout(CONTROL_TIMEOUT_S):
+        infos = await p2p.list_peers()
+    return [(PeerId(info.peer_id.to_base58()), list(map(str, info.addrs))) for info in infos]
+
+
 async def read_stream_info(stream: P2pdStream) -> Any:
     """p2pd's words on an incoming `stream`, which come first on it: its peer, address and protocol. Raises
     ConnectionResetError, DecodeError."""

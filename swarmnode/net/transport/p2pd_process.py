@@ -241,10 +241,9 @@ class P2pdProcess:
         if not self.running.is_set() or not self.book.take_news():
             return
         with contextlib.suppress(P2PDaemonError, OSError):
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                for info in await self.p2p.list_peers():
-                    for address in filter(ip_of, map(str, info.addrs)):
-                        self.book.meet(*_where(address))
+            for _, addresses in await control.connections(self.p2p):
+                for address in filter(ip_of, addresses):
+                    self.book.meet(*_where(address))
 
     # Interface for the transport.
 
@@ -275,12 +274,7 @@ class P2pdProcess:
         try:
             stream, answer = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
-            if "protocols not supported" in str(error):
-                raise RemoteFault(
-                    f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
-                    f" (update the older of the two); this node speaks {LEAST} to {VERSION}"
-                ) from None
-            raise RemoteFault(f"{short(peer)} cannot be reached: {cause_of(error)}") from None
+            raise unreachable(peer, error) from None
         return stream, answer.streamInfo.proto
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -316,11 +310,9 @@ class P2pdProcess:
         await self.until_running()
         connections: dict[PeerId, bool] = {}
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
-                for info in await self.p2p.list_peers():  # one entry per connection, with its remote address
-                    peer = PeerId(info.peer_id.to_base58())
-                    relayed = any("/p2p-circuit" in str(address) for address in info.addrs)
-                    connections[peer] = connections.get(peer, True) and relayed
+            for peer, addresses in await control.connections(self.p2p):
+                relayed = any("/p2p-circuit" in address for address in addresses)
+                connections[peer] = connections.get(peer, True) and relayed
         except (P2PDaemonError, OSError) as error:  # TimeoutError is one
             raise Unavailable(f"our p2pd does not list its connections: {cause_of(error)}", 1.0) from None
         return connections
@@ -425,6 +417,16 @@ class P2pdSupervisor:
             if missed >= PINGS_MISSED_MAX or not self._p2pd.has_sockets:
                 missed = 0
                 self._p2pd.kill()
+
+
+def unreachable(peer: PeerId, error: P2PDaemonError) -> RemoteFault:
+    """p2pd's `error` of opening a stream to `peer`, in words for the user."""
+    if "protocols not supported" not in str(error):
+        return RemoteFault(f"{short(peer)} cannot be reached: {cause_of(error)}")
+    return RemoteFault(
+        f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
+        f" (update the older of the two); this node speaks {LEAST} to {VERSION}"
+    )
 
 
 def with_ports(endpoints: Iterable[Endpoint], visible: Iterable[Any]) -> list[Endpoint]:
