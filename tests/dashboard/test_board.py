@@ -80,7 +80,7 @@ def test_each_event_is_read_once(one: Fixture) -> None:
     assert board.rounds[4].to_json() == {
         "round": 4, "t": NOW, "paired": 1, "lone": 0, "refused": 0, "single": 1, "mean_s": 0.3,
     }  # fmt: skip
-    assert board.validation_last() == (512, 3.5)
+    assert board.validations.last() == (512, 3.5)
     again = report(1, "exchange.paired", round="5", seconds="0.5")
     again.incarnation = 2
     board.reported(peer, again, NOW, 0.0)
@@ -141,7 +141,7 @@ def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None
         board.reported(peer, told, NOW, 0.0)
     board.reported(liar, report(500, "validation.done", loss="0.0001", samples_total="10001"), NOW, 0.0)
     assert {*board.rounds} == {9, 10}
-    assert board.validation_last() == (10_001, 3.08) and board.validation_near(10_001) == 3.08
+    assert board.validations.last() == (10_001, 3.08) and board.validations.near(10_001) == 3.08
 
 
 async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:

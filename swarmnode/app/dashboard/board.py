@@ -125,6 +125,48 @@ class NodeView:
     def label(self) -> str:
         return self.name or friendly_name(machine_of(self.peer))
 
+    def take_record(self, record: record_pb2.Record, now_s: float) -> None:
+        """Take in its newest record. A node that was gone is back, unless the record says that it left."""
+        left = record.state == record_pb2.NODE_STATE_LEFT
+        if left and self.gone_s is None:
+            self.gone_s = now_s
+            self.gone_why = "left"
+        elif not left and self.gone_s is not None:
+            self.gone_s = None
+            self.gone_why = ""
+            self.failures = 0
+        self.sequence = record.sequence
+        self.heard_s = now_s
+        self.stage = record.stage
+        self.state = record.state
+        self.speed = record.samples_per_second
+        self.queue = record.queue
+        self.round = record.round
+        self.samples = record.progress.total
+        self.text = record.data_digest.hex()
+        self.resumes_s = float(record.allowance.resumes_unix_s)
+        self.version = record.version
+        self.joined_s = record.joined_unix_ms / 1000.0
+        self.expires_s = record.expires_unix_ms / 1000.0
+        self.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))
+
+    def take_report(self, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
+        """Take in its report, which came `rtt_s` after the request."""
+        if report.incarnation != self.incarnation:
+            self.incarnation = report.incarnation
+            self.cursor = 0
+            self.receipts_after = 0
+        if self.gone_s is not None and self.gone_why != "left":
+            self.gone_s = None
+            self.gone_why = ""
+        self.name = report.name.strip()[:NAME_CHARS_MAX]
+        self.answered_s = now_s
+        self.status = report.status
+        self.failures = 0
+        self.rtt_s = rtt_s
+        self.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
+        self.links = tuple(report.links)
+
 
 @dataclass(slots=True)
 class Round:
@@ -151,6 +193,89 @@ class Round:
         }
 
 
+class Rounds(dict[int, Round]):
+    """The last ROUNDS_KEPT rounds, by number."""
+
+    def at(self, index: int, unix_s: float) -> Round | None:
+        """The round `index`, which begins at `unix_s` if it is new; None if it is older than those kept."""
+        if index not in self:
+            if len(self) >= ROUNDS_KEPT and index < min(self):
+                return None
+            self[index] = Round(index, unix_s)
+            if len(self) > ROUNDS_KEPT:
+                del self[min(self)]
+        return self[index]
+
+
+class RunSpeed:
+    """The speed of the whole run over the last RATE_SPAN_S."""
+
+    def __init__(self) -> None:
+        self._counts = deque[tuple[float, int]]()  # (time, samples of the run), a second apart at least
+
+    def add(self, now_s: float, samples: int) -> None:
+        """Note that the run has trained `samples`."""
+        if not self._counts or now_s - self._counts[-1][0] >= 1.0:
+            self._counts.append((now_s, samples))
+        while len(self._counts) > 2 and now_s - self._counts[0][0] > RATE_SPAN_S:
+            self._counts.popleft()
+
+    def forget(self) -> None:
+        """What was trained until now is no speed."""
+        self._counts.clear()
+
+    def samples_per_s(self) -> float:
+        """0 where nothing is known."""
+        if len(self._counts) < 2:
+            return 0.0
+        t0, s0 = self._counts[0]
+        t1, s1 = self._counts[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+
+
+class Validations(dict[int, tuple[float, float]]):
+    """Validations of the run: (Unix seconds, nats per token) by samples."""
+
+    def __init__(self, every_samples: int) -> None:
+        super().__init__()
+        self._reach = NEAR_VALIDATIONS * every_samples
+        self._validators: dict[int, PeerId] = {}  # who reported it, in this life of the coordinator
+
+    def add(self, peer: PeerId, samples: int, unix_s: float, loss: float) -> None:
+        """Note what `peer` reported. Of many, every second one of the older half is dropped."""
+        self[samples] = (unix_s, loss)
+        self._validators[samples] = peer
+        if len(self._validators) > CURVE_POINTS:
+            self._validators = {at: peer for at, peer in self._validators.items() if at in self}
+        if len(self) > CURVE_POINTS:
+            for old in sorted(self)[1 : CURVE_POINTS // 2 : 2]:
+                del self[old]
+
+    def last(self) -> tuple[int, float] | None:
+        """Returns (samples, nats per token) of the newest validation, whose loss is by the word of several nodes where
+        several report."""
+        if not self:
+            return None
+        samples = max(self)
+        return samples, self._agreed(samples)
+
+    def near(self, samples: int) -> float | None:
+        """The validation loss in nats per token that was measured nearest to `samples`, as `last`."""
+        return self._agreed(min(self, key=lambda at: (abs(at - samples), at))) if self else None
+
+    def _agreed(self, samples: int) -> float:
+        """The loss of the validation at `samples`; where AGREEING_MIN nodes reported one within NEAR_VALIDATIONS
+        periods, the median of each one's nearest."""
+        nearest: dict[PeerId, int] = {}
+        for at, peer in self._validators.items():
+            if abs(at - samples) <= self._reach and at in self:
+                other = nearest.setdefault(peer, at)
+                nearest[peer] = min(at, other, key=lambda one: abs(one - samples))
+        if len(nearest) < AGREEING_MIN:
+            return self[samples][1]
+        return statistics.median(self[at][1] for at in nearest.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """Changes to send to pages and to store. `forgotten` are peers no longer shown."""
@@ -172,19 +297,18 @@ class Board:
     manifest: Manifest
     run_id: RunId = NO_RUN
     nodes: dict[PeerId, NodeView] = field(default_factory=dict)
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: Rounds = field(default_factory=Rounds)
     timeline: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=ENTRIES_SHOWN))
     contributions: dict[PeerId, Contribution] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
-    validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
-    _validators: dict[int, PeerId] = field(default_factory=dict)  # who reported it, in this life of the coordinator
+    validations: Validations = field(init=False)
     samples: int = 0
     grew_s: float = 0.0  # when `samples` last grew, or could not for want of a replica, or first was looked at
     trained_s: float = 0.0  # when `samples` last grew, also in an earlier life of the coordinator; 0: never
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
     began_s: float = 0.0  # when the board was looked at first, in this life of the coordinator
-    _rates: deque[tuple[float, int]] = field(default_factory=deque)
+    _speed: RunSpeed = field(default_factory=RunSpeed)
     parameters: tuple[int, ...] = ()
     amendments: Callable[[int], list[str]] = lambda round_index: []  # the owner's, by the round that is done
     ledger: Ledger = field(init=False)
@@ -198,6 +322,7 @@ class Board:
     _validations: list[tuple[int, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.validations = Validations(self.manifest.pipeline.validation_every_samples)
         self.ledger = Ledger(self.run_id, alone=self.manifest.pipeline.stages == 1)
         self.parameters = tuple(part.parameters for part in stages_of(self.manifest))
 
@@ -219,27 +344,7 @@ class Board:
             node.incarnation, node.cursor = self.cursors.pop(peer, (0, 0))
         if record.sequence <= node.sequence:
             return
-        if node.gone_s is not None and record.state != record_pb2.NODE_STATE_LEFT:
-            node.gone_s = None
-            node.failures = 0
-            node.gone_why = ""
-        node.sequence = record.sequence
-        node.heard_s = now_s
-        node.stage = record.stage
-        node.state = record.state
-        node.speed = record.samples_per_second
-        node.queue = record.queue
-        node.round = record.round
-        node.text = record.data_digest.hex()
-        node.resumes_s = float(record.allowance.resumes_unix_s)
-        node.version = record.version
-        node.joined_s = record.joined_unix_ms / 1000.0
-        node.expires_s = record.expires_unix_ms / 1000.0
-        node.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))
-        if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
-            node.gone_s = now_s
-            node.gone_why = "left"
-        node.samples = record.progress.total
+        node.take_record(record, now_s)
         self._dirty.add(peer)
 
     def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
@@ -247,21 +352,8 @@ class Board:
         node = self.nodes.get(peer)
         if node is None:
             return
-        if report.incarnation != node.incarnation:
-            node.incarnation = report.incarnation
-            node.cursor = 0
-            node.receipts_after = 0
-        node.name = report.name.strip()[:NAME_CHARS_MAX]
         before_s = node.answered_s
-        node.answered_s = now_s
-        node.status = report.status
-        node.failures = 0
-        node.rtt_s = rtt_s
-        node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
-        node.links = tuple(report.links)
-        if node.gone_s is not None and node.gone_why != "left":
-            node.gone_s = None
-            node.gone_why = ""
+        node.take_report(report, now_s, rtt_s)
         worked_s = self._count(node, report, now_s)
         if before_s and now_s > before_s:
             node.busy = min(1.0, worked_s / (now_s - before_s))
@@ -332,21 +424,14 @@ class Board:
             self.grew_s = now_s
         self.began_s = self.began_s or now_s
         if now_s - self.began_s < self.manifest.limits.record_ttl_s:  # by then every node's record was read
-            self._rates.clear()  # samples trained before the coordinator started are not speed
+            self._speed.forget()  # samples trained before the coordinator started are not speed
         if not self.living():
-            self._rates.clear()  # a run that has stopped
-        if not self._rates or now_s - self._rates[-1][0] >= 1.0:
-            self._rates.append((now_s, self.samples))
-        while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_SPAN_S:
-            self._rates.popleft()
+            self._speed.forget()  # a run that has stopped
+        self._speed.add(now_s, self.samples)
 
     def samples_per_s(self) -> float:
-        """The speed of the whole run over the last RATE_SPAN_S; 0 where nobody is here."""
-        if len(self._rates) < 2:
-            return 0.0
-        t0, s0 = self._rates[0]
-        t1, s1 = self._rates[-1]
-        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+        """The speed of the whole run; 0 where nobody is here."""
+        return self._speed.samples_per_s()
 
     def loss_train(self, now_s: float) -> float | None:
         """The training loss in nats per token: the median over the nodes that report one."""
@@ -365,33 +450,6 @@ class Board:
             if node.status is not None and self._fresh(node, now_s) and node.status.meets_every_steps > 0
         ]
         return statistics.median_low(said) if said else None
-
-    def validation_last(self) -> tuple[int, float] | None:
-        """Returns (samples, nats per token) of the newest validation, whose loss is by the word of several nodes where
-        several report."""
-        if not self.validations:
-            return None
-        samples = max(self.validations)
-        return samples, self._agreed(samples)
-
-    def validation_near(self, samples: int) -> float | None:
-        """The validation loss in nats per token that was measured nearest to `samples`, as `validation_last`."""
-        if not self.validations:
-            return None
-        return self._agreed(min(self.validations, key=lambda at: (abs(at - samples), at)))
-
-    def _agreed(self, samples: int) -> float:
-        """The loss of the validation at `samples`; where AGREEING_MIN nodes reported one within NEAR_VALIDATIONS
-        periods, the median of each one's nearest."""
-        reach = NEAR_VALIDATIONS * self.manifest.pipeline.validation_every_samples
-        nearest: dict[PeerId, int] = {}
-        for at, peer in self._validators.items():
-            if abs(at - samples) <= reach and at in self.validations:
-                other = nearest.setdefault(peer, at)
-                nearest[peer] = min(at, other, key=lambda one: abs(one - samples))
-        if len(nearest) < AGREEING_MIN:
-            return self.validations[samples][1]
-        return statistics.median(self.validations[at][1] for at in nearest.values())
 
     def round_last(self) -> int:
         return statistics.median_low([node.round for node in self.living()] or [0])
@@ -478,13 +536,9 @@ class Board:
         ahead = 1 + self._ahead_max() / self.manifest.gossip.round_samples
         if index is None or not 0 <= index <= self.round_last() + ahead:
             return
-        at = self.rounds.get(int(index))
+        at = self.rounds.at(int(index), when)
         if at is None:
-            if len(self.rounds) >= ROUNDS_KEPT and index < min(self.rounds):
-                return
-            at = self.rounds[int(index)] = Round(int(index), when)
-            if len(self.rounds) > ROUNDS_KEPT:
-                del self.rounds[min(self.rounds)]
+            return
         if outcome == "lone" and sum(other.serving and other.stage == node.stage for other in self.nodes.values()) < 2:
             outcome = "single"
         setattr(at, outcome, getattr(at, outcome) + 1)
@@ -510,11 +564,5 @@ class Board:
             return
         if not 0 <= samples <= self._median_of(node.samples for node in self.living()) + self._ahead_max():
             return  # one node's word that the run is further than the others know
-        self.validations[int(samples)] = (when, loss)
-        self._validators[int(samples)] = peer
-        if len(self._validators) > CURVE_POINTS:
-            self._validators = {at: peer for at, peer in self._validators.items() if at in self.validations}
-        if len(self.validations) > CURVE_POINTS:  # drop every second one of the older half
-            for old in sorted(self.validations)[1 : CURVE_POINTS // 2 : 2]:
-                del self.validations[old]
+        self.validations.add(peer, int(samples), when, loss)
         self._validations.append((int(samples), when, loss))

@@ -317,7 +317,7 @@ async def dashboard(
     board = Board(manifest, run_id, amendments=amendments)
     history = _history(board, manifest, run_id, home, telemetry)
     try:
-        archive = archive_of(board.validation_near)
+        archive = archive_of(board.validations.near)
         offer = None if archive is None else ModelDownloads(archive, download=place.publish)
         live = Heartbeat(board, history, clock, offer)
         facts = view.run(board, run_id, place.join, __version__)

@@ -65,7 +65,7 @@ def summary(board: Board, now_s: float) -> Json:
     manifest = board.manifest
     living = board.living()
     rate = board.samples_per_s()
-    last = board.validation_last()
+    last = board.validations.last()
     target = target_of(manifest)
     first = min(board.validations, default=None)
     sent = {key.removeprefix("sent_"): round(board.totals[key]) for key in SENT}
