@@ -291,6 +291,19 @@ class Changes:
 
 
 @dataclass(slots=True)
+class PendingChanges:
+    """Changes of a board since they were taken last: what is new, and the keys of what is other than before."""
+
+    nodes: set[PeerId] = field(default_factory=set)
+    rounds: set[int] = field(default_factory=set)
+    contributions: set[PeerId] = field(default_factory=set)
+    forgotten: list[PeerId] = field(default_factory=list)
+    entries: list[TimelineEntry] = field(default_factory=list)
+    validations: list[tuple[int, float, float]] = field(default_factory=list)
+    receipts: list[call_pb2.Receipt] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Board:
     """The whole picture of one run."""
 
@@ -313,13 +326,7 @@ class Board:
     amendments: Callable[[int], list[str]] = lambda round_index: []  # the owner's, by the round that is done
     ledger: Ledger = field(init=False)
     _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
-    _dirty: set[PeerId] = field(default_factory=set)
-    _dirty_rounds: set[int] = field(default_factory=set)
-    _dirty_contributions: set[PeerId] = field(default_factory=set)
-    _receipts: list[call_pb2.Receipt] = field(default_factory=list)
-    _forgotten: list[PeerId] = field(default_factory=list)
-    _entries: list[TimelineEntry] = field(default_factory=list)
-    _validations: list[tuple[int, float, float]] = field(default_factory=list)
+    _pending: PendingChanges = field(default_factory=PendingChanges)
 
     def __post_init__(self) -> None:
         self.validations = Validations(self.manifest.pipeline.validation_every_samples)
@@ -345,7 +352,7 @@ class Board:
         if record.sequence <= node.sequence:
             return
         node.take_record(record, now_s)
-        self._dirty.add(peer)
+        self._pending.nodes.add(peer)
 
     def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
         """Take in the report that `peer` sent `rtt_s` after the request."""
@@ -362,7 +369,7 @@ class Board:
             if event.serial > node.cursor:
                 node.cursor = event.serial
                 self._happened(node, event, now_s)
-        self._dirty.add(peer)
+        self._pending.nodes.add(peer)
 
     def silent(self, peer: PeerId, why: str, now_s: float) -> None:
         """Count a failed call to `peer`. The timeline shows it after SILENT_AFTER failures in a row."""
@@ -373,7 +380,7 @@ class Board:
         if node.failures == SILENT_AFTER:
             reason = brief(why).removeprefix(short(peer)).strip()
             self.tell(now_s, node, "departure", "warning", self._named(f"does not answer: {reason}"))
-        self._dirty.add(peer)
+        self._pending.nodes.add(peer)
 
     def expire(self, now_s: float) -> None:
         """Mark nodes whose record ran out as gone, and forget those gone for NEWS_S."""
@@ -383,13 +390,13 @@ class Board:
                 node.gone_why = "its record ran out"
                 if node.failures < SILENT_AFTER:
                     self.tell(now_s, node, "departure", "warning", "is gone without a word: its record ran out")
-                self._dirty.add(peer)
+                self._pending.nodes.add(peer)
             elif node.gone_s is not None and now_s - node.gone_s > NEWS_S:
                 del self.nodes[peer]
                 if len(self.cursors) < NODES_MAX:
                     self.cursors[peer] = (node.incarnation, node.cursor)
-                self._dirty.discard(peer)
-                self._forgotten.append(peer)
+                self._pending.nodes.discard(peer)
+                self._pending.forgotten.append(peer)
 
     def tell(self, now_s: float, node: NodeView | None, kind: str, level: str, text: str) -> None:
         """Add an entry to the timeline. With `node` None it is about the whole run."""
@@ -397,7 +404,7 @@ class Board:
         peer, name, stage = ("", "", None) if node is None else (node.peer, node.label, node.stage)
         entry = TimelineEntry(self.entry_serial, now_s, peer, name, stage, kind, level, text[:TEXT_CHARS_MAX])
         self.timeline.append(entry)
-        self._entries.append(entry)
+        self._pending.entries.append(entry)
 
     # Current state.
 
@@ -435,45 +442,35 @@ class Board:
 
     def loss_train(self, now_s: float) -> float | None:
         """The training loss in nats per token: the median over the nodes that report one."""
-        said = [
-            node.status.loss_train
-            for node in self.living()
-            if node.status is not None and self._fresh(node, now_s) and 0 < node.status.loss_train < LOSS_MAX
-        ]
+        said = [status.loss_train for status in self._reports(now_s) if 0 < status.loss_train < LOSS_MAX]
         return statistics.median(said) if said else None
 
     def meets_every_steps(self, now_s: float) -> float | None:
         """Inner steps between two meetings of a replica: the median over the nodes that report it."""
-        said = [
-            node.status.meets_every_steps
-            for node in self.living()
-            if node.status is not None and self._fresh(node, now_s) and node.status.meets_every_steps > 0
-        ]
+        said = [status.meets_every_steps for status in self._reports(now_s) if status.meets_every_steps > 0]
         return statistics.median_low(said) if said else None
+
+    def _reports(self, now_s: float) -> list[StatusReply]:
+        """The fresh reports of nodes that are here."""
+        return [n.status for n in self.living() if n.status is not None and self._fresh(n, now_s)]
 
     def round_last(self) -> int:
         return statistics.median_low([node.round for node in self.living()] or [0])
 
     def take_changes(self) -> Changes:
         """Return and clear all changes since the last call."""
-        changes = Changes(
-            nodes=[self.nodes[peer] for peer in sorted(self._dirty) if peer in self.nodes],
-            forgotten=self._forgotten,
-            entries=self._entries,
-            rounds=[self.rounds[index] for index in sorted(self._dirty_rounds) if index in self.rounds],
-            validations=self._validations,
-            contributions=[(peer, self.contributions[peer]) for peer in sorted(self._dirty_contributions)],
-            receipts=self._receipts,
+        pending = self._pending
+        self._pending = PendingChanges()
+        return Changes(
+            nodes=[self.nodes[peer] for peer in sorted(pending.nodes) if peer in self.nodes],
+            forgotten=pending.forgotten,
+            entries=pending.entries,
+            rounds=[self.rounds[index] for index in sorted(pending.rounds) if index in self.rounds],
+            validations=pending.validations,
+            contributions=[(peer, self.contributions[peer]) for peer in sorted(pending.contributions)],
+            receipts=pending.receipts,
             days=self.ledger.take_days(),
         )
-        self._dirty = set()
-        self._dirty_rounds = set()
-        self._dirty_contributions = set()
-        self._forgotten = []
-        self._entries = []
-        self._validations = []
-        self._receipts = []
-        return changes
 
     # Internals.
 
@@ -493,7 +490,7 @@ class Board:
         grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters, report.watts)
         contribution.lives[report.incarnation][CREDITED] = float(report.credited)
         self.totals.update({key: value for key, value in grown.items() if value})
-        self._dirty_contributions.add(node.peer)
+        self._pending.contributions.add(node.peer)
         return grown["worked_s"]
 
     def _thanked(self, node: NodeView, report: report_pb2.Report, now_s: float) -> None:
@@ -501,7 +498,7 @@ class Board:
         for raw in report.receipts:
             with contextlib.suppress(RemoteFault):  # an invalid receipt is ignored
                 if (new := self.ledger.take(node.peer, raw, self.contributions, now_s)) is not None:
-                    self._receipts.append(new)
+                    self._pending.receipts.append(new)
 
     def _happened(self, node: NodeView, event: report_pb2.EventReport, now_s: float) -> None:
         fields = {key: brief(value) for key, value in event.fields.items()}
@@ -543,7 +540,7 @@ class Board:
             outcome = "single"
         setattr(at, outcome, getattr(at, outcome) + 1)
         at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
-        self._dirty_rounds.add(int(index))
+        self._pending.rounds.add(int(index))
 
     def _median_of(self, said: Iterable[int]) -> int:
         """The median of what nodes `said` of the run's samples, without zeros, and at least what was settled on."""
@@ -565,4 +562,4 @@ class Board:
         if not 0 <= samples <= self._median_of(node.samples for node in self.living()) + self._ahead_max():
             return  # one node's word that the run is further than the others know
         self.validations.add(peer, int(samples), when, loss)
-        self._validations.append((int(samples), when, loss))
+        self._pending.validations.append((int(samples), when, loss))
