@@ -82,6 +82,7 @@ from swarmnode.train.pipeline.microbatch_size import Host
 from swarmnode.train.pipeline.span import block_around
 
 if TYPE_CHECKING:
+    from swarmnode.app.machine.run_archive import Archive
     from swarmnode.data.base_index import BaseIndex
 
 # Assemble a daemon's regulator: limits from its options, rates for its transport, load for its device, and a person's
@@ -350,15 +351,7 @@ async def _live(
     _tell_ready(process, addresses, str(socket), page, control.address)
     stack.callback(ready_file.clear, options.home)
 
-    beside = [*_beside(process, node, notices), api.finished()]
-    if archive is not None and options.archive is not None:
-        from swarmnode.app.daemon.archive import run_archive
-
-        beside.append(run_archive(archive, options.archive, notices))
-    if thanks is not None:
-        beside.append(thanks.collect(process.transport))
-    if api.regulator is not None:
-        beside.append(api.regulator.run())
+    beside = [*_beside(process, node, notices), *_beside_of(process, api, archive, thanks, notices)]
     async with asyncio.TaskGroup() as tasks:
         async with _notices_of_cloud(process, notices, tasks, stack):
             others = [tasks.create_task(each) for each in beside]
@@ -442,6 +435,21 @@ def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iter
     yield watch_processor(telemetry)
     yield stay_permitted(process, node, notices)
     yield _stay_in_cut(process, node, notices)
+
+
+def _beside_of(
+    process: DaemonContext, api: ControlApi, archive: Archive | None, thanks: ReceiptExchange | None, notices: Notices
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """The work of the parts that only some daemons have."""
+    yield api.finished()
+    if archive is not None and process.options.archive is not None:
+        from swarmnode.app.daemon.archive import run_archive
+
+        yield run_archive(archive, process.options.archive, notices)
+    if thanks is not None:
+        yield thanks.collect(process.transport)
+    if api.regulator is not None:
+        yield api.regulator.run()
 
 
 async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tuple[Node, ThreadCompute]:
