@@ -193,7 +193,7 @@ class Round:
         }
 
 
-class Rounds(dict[int, Round]):
+class RoundTable(dict[int, Round]):
     """The last ROUNDS_KEPT rounds, by number."""
 
     def at(self, index: int, unix_s: float) -> Round | None:
@@ -207,7 +207,7 @@ class Rounds(dict[int, Round]):
         return self[index]
 
 
-class RunSpeed:
+class SampleRate:
     """The speed of the whole run over the last RATE_SPAN_S."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class RunSpeed:
             self._counts.popleft()
 
     def forget(self) -> None:
-        """What was trained until now is no speed."""
+        """Count no samples that were trained until now."""
         self._counts.clear()
 
     def samples_per_s(self) -> float:
@@ -310,7 +310,7 @@ class Board:
     manifest: Manifest
     run_id: RunId = NO_RUN
     nodes: dict[PeerId, NodeView] = field(default_factory=dict)
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: RoundTable = field(default_factory=RoundTable)
     timeline: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=ENTRIES_SHOWN))
     contributions: dict[PeerId, Contribution] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
@@ -321,7 +321,7 @@ class Board:
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
     began_s: float = 0.0  # when the board was looked at first, in this life of the coordinator
-    _speed: RunSpeed = field(default_factory=RunSpeed)
+    _speed: SampleRate = field(default_factory=SampleRate)
     parameters: tuple[int, ...] = ()
     amendments: Callable[[int], list[str]] = lambda round_index: []  # the owner's, by the round that is done
     ledger: Ledger = field(init=False)
