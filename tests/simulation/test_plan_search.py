@@ -12,7 +12,7 @@ from swarmnode.app.cli.main import main
 from swarmnode.app.planner.fitted import fitted, rate_factor, steps_compared
 from swarmnode.app.planner.fleet import MachineKind, read_fleet
 from swarmnode.app.planner.geography import Address
-from swarmnode.app.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
+from swarmnode.app.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, of_delay, worth
 from swarmnode.app.planner.plan import ALIKE, in_flight_needed, plan, step_exchange_s
 from swarmnode.app.planner.plan_search import limit_of, search, together, with_values
 from swarmnode.app.planner.stage_memory import fit_of
@@ -407,6 +407,25 @@ def test_steps_are_larger_on_thinner_lines_and_the_reason_is_said() -> None:
         assert f"why steps of {batches[-1]} samples" in steps_compared(found)
         assert rate_factor(batches[-1] * 128.0, run.manifest.inner.inner_batch * 128.0, 1.28e7) >= 1.0
     assert batches[0] < batches[1] < batches[2]
+
+
+def test_packets_that_travel_while_the_next_step_is_trained_hide_behind_it_or_it_behind_them() -> None:
+    run = replace(fit(PRESETS["demo"], samples=100_000).manifest, pipeline=PipelineSpec(stages=1))
+    late, plain = (together(run, butterfly=True, delay=delay) for delay in (1, 0))
+    quick = MachineKind("laptop", 8, 1e11, 1e8, 1e8, Address("local", 0.001), memory_gb=16.0)
+    for kind in (quick, replace(quick, up=1e5, down=1e5)):
+        one, other = (plan(made, [kind], 1e6) for made in (late, plain))
+        exchange_s = step_exchange_s(plain, other.stages[0].part, [kind] * 8)
+        trained_s = run.inner.inner_batch / other.samples_per_s - exchange_s
+        assert run.inner.inner_batch / one.samples_per_s == pytest.approx(max(trained_s, exchange_s))
+        assert one.efficiency < other.efficiency
+
+
+def test_a_delay_costs_less_the_longer_the_run_and_more_by_rows_in_turn() -> None:
+    """By nats of the demo's model and of the replica bench: docs/measurements/wide-area.md."""
+    assert of_delay(1, 224) == pytest.approx(1 / 1.27, abs=0.03)
+    assert of_delay(1, 480) <= 1 / 1.07 and of_delay(1, 4800) > 0.98
+    assert of_delay(3, 480) == pytest.approx(0.69, abs=0.03) and of_delay(3, 240) < of_delay(1, 240)
 
 
 def test_a_step_whose_members_wait_for_each_other_takes_its_work_and_its_exchange() -> None:

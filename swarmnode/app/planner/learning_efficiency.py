@@ -8,7 +8,7 @@
                two bring as much again, so it stays at g / (g - 1). Measured for 2 over 4: 1.48
                where gossip.method averages gradients before each step: by its packets alone (OF_CODEC, TURNS)
     late       gradients that come a step late in a pipeline of several stages; 1 where gradients are averaged, as
-               stages then wait for each other's steps
+               stages then wait for each other's steps, but with gossip.delay, which costs so many steps (DELAYED)
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
     over       how much too high the other terms together were measured to be, where replicas meet
 
@@ -50,6 +50,10 @@ OF_CODEC = {
 """Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
 TURNS = (0.073, 1.33)
 """Measured there: F = 3 has .845 of all rows in each step, 9 has .46; beyond 9 the power is a guess."""
+DELAYED = (66.0, 1.1)
+"""Measured (docs/measurements/wide-area.md): the steps that gossip.delay costs with all rows in each, by runs of 224 to
+480 steps; with F turns so many times F to that power, by runs of 480 with three. That longer ones lose no more steps is
+a guess."""
 BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
 """Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
 FEW_BITS_NATS = {"int4": 0.0065, "int4_int2": 0.015}
@@ -178,6 +182,12 @@ def of_packets(codec: str, fragments: int, optimizer: str = "muon") -> float:
     return OF_CODEC.get(codec, 1.0) / float(1.0 + factor * (fragments - 1) ** power)
 
 
+def of_delay(fragments: int, steps: float) -> float:
+    """Efficiency of `steps` steps by gradients that are averaged while the next step is trained."""
+    lost, power = DELAYED
+    return max(1.0, steps) / (max(1.0, steps) + lost * float(fragments**power))
+
+
 def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     """Learning efficiency of `manifest` in a run of `tokens`, with so many replicas of each stage."""
     return learned(manifest, replicas, tokens).reckoned
@@ -198,6 +208,7 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         return Learned(share, share, share)
     if together:
         packets = of_packets(gossip.codec, gossip.fragments, inner.optimizer)
+        packets *= of_delay(gossip.fragments, tokens / batch) if gossip.delay else 1.0
         term = Learned(packets, packets, packets)
         over = STEPS_TOGETHER_OVER
         nats = boundary_nats(manifest)

@@ -12,6 +12,7 @@ import functools
 import heapq
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -405,12 +406,14 @@ def _binding(manifest: Manifest, rates: Sequence[_StageRates], flow: PipelineFlo
 
 
 def _with_exchange(manifest: Manifest, rates: Sequence[_StageRates], flow: PipelineFlow, binding: _Binding) -> _Binding:
-    """One after the other: the samples of a step, the last one's way, the exchange of all stages."""
+    """One after the other: the samples of a step, the last one's way, the exchange of all stages. With gossip.delay the
+    exchange goes on beside the others, of the next step."""
     step = manifest.inner.inner_batch
     samples_s = step / binding.samples_per_s + flow.trip_s
     exchanges_s = [one.exchange_s for one in rates]
     slowest_s = max(exchanges_s)
-    samples_per_s = step / (samples_s + slowest_s)
+    both = max if manifest.gossip.delay else operator.add
+    samples_per_s = step / both(samples_s, slowest_s)
     if slowest_s > samples_s:
         return _Binding(samples_per_s, "uplink", f"the upward lines of {stage_name(exchanges_s.index(slowest_s))}")
     return binding._replace(samples_per_s=samples_per_s)

@@ -48,7 +48,7 @@ FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where e
 FIELDS = {
     "pipeline": ("stages", "span_max", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
-    "gossip": ("method", "codec", "group", "butterfly", "fragments", "round_samples", "uplink_share"),
+    "gossip": ("method", "codec", "group", "butterfly", "delay", "fragments", "round_samples", "uplink_share"),
     "limits": (
         "microbatch_timeout_s",
         "hop_timeout_min_s",
@@ -358,10 +358,13 @@ def _round_choices(manifest: Manifest) -> Iterator[Manifest]:
         yield with_values(manifest, round_samples=round_samples, group=group, uplink_share=share)
 
 
-def together(manifest: Manifest, codec: str = "int8", fragments: int = 1, *, butterfly: bool = False) -> Manifest:
+def together(
+    manifest: Manifest, codec: str = "int8", fragments: int = 1, *, butterfly: bool = False, delay: int = 0
+) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
     made = with_values(manifest, method="gradient", codec=codec, group=0, fragments=fragments, butterfly=butterfly)
+    made = with_values(made, delay=delay)
     return with_values(made, round_samples=batch, inner_batch_max=0)
 
 
