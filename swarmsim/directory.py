@@ -1,8 +1,9 @@
 """The simulated record directory: late, stale, lossy, and divided by partitions.
 
 Bytes move as those of net/transport/directory.py do: of each place a node has a picture that is complete up to some
-time. A look asks holders and a member, a refresh one member or, seldom, a holder; the answer carries the records
-announced between the two pictures' times. (Bytes of a node's own newer records, which come along, are not taken off.)
+time. A look asks a holder for a few records, then a member, then another holder; a refresh asks one member or, seldom,
+a holder. The answer carries the records announced between the two pictures' times. (Bytes of a node's own newer
+records, which come along, are not taken off.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from swarmnode.base.ports import Announced, Clock
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import check_record
 from swarmnode.net.transport.contact import Contacts, whom_to_try
-from swarmnode.net.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
+from swarmnode.net.transport.record_book import (
+    FIRST_MAX,
+    HOLDERS,
+    HOLDERS_ASKED,
+    NEAR_S,
+    PLACE_MAX,
+    RPC_TIMEOUT_S,
+)
 from swarmsim.network import Network, NetworkPort
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
@@ -316,7 +324,11 @@ class SimDirectory:
 
     async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
         await asyncio.sleep(self._dht.faults.round_trip_s)
-        await self._move([self._asked(stage) for stage in stages], stages)
+        holders = [self._asked(stage) for stage in stages]
+        await self._move([asked[:-1] for asked in holders], stages, FIRST_MAX)
+        members = [self._members(stage) for stage in stages]
+        await self._move([self._dht.rng.sample(there, min(1, len(there))) for there in members], stages)
+        await self._move([asked[-1:] for asked in holders], stages)
         return [self._found(stage) for stage in stages]
 
     async def refresh(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
@@ -352,8 +364,9 @@ class SimDirectory:
         holders = self._search(stage, asyncio.get_running_loop().time())
         return self._dht.rng.sample(holders, min(count, len(holders)))
 
-    async def _move(self, asked: Sequence[Sequence[NetworkPort]], stages: Sequence[int]) -> None:
-        """Ask the nodes `asked` about each of `stages` at once, over the lines of both sides."""
+    async def _move(self, asked: Sequence[Sequence[NetworkPort]], stages: Sequence[int], most: int = PLACE_MAX) -> None:
+        """Ask the nodes `asked` for `most` records of each of `stages` at once, over the lines of both sides. A part of
+        the records makes no picture."""
         dht = self._dht
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -369,8 +382,8 @@ class SimDirectory:
                     continue
                 until = begun if holds else dht.directories[plug]._complete.get(stage, -math.inf)
                 there = ASK_NBYTES + (MARK_NBYTES * size if known > -math.inf else 0)
-                back = ASK_NBYTES + dht.past(stage).news_nbytes(known, until, size)
-                answers.append((stage, until, self._exchange(plug, there, back)))
+                back = ASK_NBYTES + dht.past(stage).news_nbytes(known, until, min(size, most))
+                answers.append((stage, until if size <= most else known, self._exchange(plug, there, back)))
         if not answers:
             return
         await asyncio.wait([future for _, _, future in answers], timeout=RPC_TIMEOUT_S)

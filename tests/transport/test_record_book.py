@@ -1,5 +1,7 @@
 """The book of records: a flood of keys costs a bounded number of signature checks and takes nobody's place."""
 
+import random
+
 import pytest
 
 from swarmnode.base.identity import Identity
@@ -20,6 +22,7 @@ from tests.support.transport_contract import RUN, record_of
 
 NOW = 1_700_000_000.0
 ME = Identity.of_seed(bytes(32))
+CHANCE = random.Random(0)
 
 
 def signed(identity: Identity, now_s: float = NOW, ttl_s: float = 60.0, stage: int = 0) -> wire.SignedRecord:
@@ -28,6 +31,11 @@ def signed(identity: Identity, now_s: float = NOW, ttl_s: float = 60.0, stage: i
 
 def keys(count: int, first: int = 1) -> list[Identity]:
     return [Identity.of_seed(number.to_bytes(4, "big") * 8) for number in range(first, first + count)]
+
+
+def told(book: RecordBook, had: dict[int, int], most: int = 0) -> list[wire.SignedRecord]:
+    """An answer of `book` about place 0."""
+    return book.news(0, had, NOW, most, CHANCE)
 
 
 @pytest.fixture
@@ -72,12 +80,12 @@ def test_a_reader_gets_what_it_lacks() -> None:
     one, other = keys(2)
     book.take_all(0, [signed(one), signed(other)], NOW)
     had = {mark_of(peer): record.expires_unix_ms for peer, record in book.known(0, NOW).items()}
-    assert len(book.news(0, {}, NOW)) == 2 and book.news(0, had, NOW) == []
+    assert len(told(book, {})) == 2 and told(book, had) == []
     newer = signed(one, ttl_s=70.0)
     assert book.take(0, newer, NOW)
-    assert book.news(0, had, NOW) == [newer]
+    assert told(book, had) == [newer]
     reader = RecordBook(RUN, 1, 100.0)
-    assert reader.take_all(0, book.news(0, {}, NOW), NOW) == 2 and reader.known(0, NOW).keys() == {
+    assert reader.take_all(0, told(book, {}), NOW) == 2 and reader.known(0, NOW).keys() == {
         one.peer_id,
         other.peer_id,
     }
@@ -106,7 +114,12 @@ def test_peers_seen_at_work_come_first_and_pay_nothing(checked: list[wire.Signed
     book.works = lambda peer: peer.startswith("key -")
     workers = [unsigned(number) for number in range(-300, 0)]
     assert book.take_all(0, workers, NOW) == len(workers)
-    assert book.news(0, {}, NOW) == workers[: record_book.NEWS_MAX]
+    first = told(book, {})
+    assert len(first) == record_book.NEWS_MAX and all(one in workers for one in first)
+    few = told(book, {}, 8)
+    assert len(few) == 8 and all(one in workers for one in few)
+    assert told(book, {}, 8) != few, "each reader hears of others"
+    assert len(told(book, {}, PLACE_MAX)) == record_book.NEWS_MAX
     book.doubtful = lambda: True
     assert len(book.known(0, NOW)) == len(workers) + STRANGERS_MAX
 

@@ -189,16 +189,18 @@ class Reply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., start_anew: _Optional[bool] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., step_end: _Optional[_Union[StepEndTaken, _Mapping]] = ..., butterfly: _Optional[_Union[ButterflyAnswer, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., table: _Optional[_Union[TablePart, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ...) -> None: ...
 
 class RecordsRequest(_message.Message):
-    __slots__ = ("place", "peers", "expires_unix_ms", "announces")
+    __slots__ = ("place", "peers", "expires_unix_ms", "announces", "most")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCES_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
     place: int
     peers: _containers.RepeatedScalarFieldContainer[int]
     expires_unix_ms: _containers.RepeatedScalarFieldContainer[int]
     announces: bool
-    def __init__(self, place: _Optional[int] = ..., peers: _Optional[_Iterable[int]] = ..., expires_unix_ms: _Optional[_Iterable[int]] = ..., announces: _Optional[bool] = ...) -> None: ...
+    most: int
+    def __init__(self, place: _Optional[int] = ..., peers: _Optional[_Iterable[int]] = ..., expires_unix_ms: _Optional[_Iterable[int]] = ..., announces: _Optional[bool] = ..., most: _Optional[int] = ...) -> None: ...
 
 class Records(_message.Message):
     __slots__ = ("records", "kept", "unix_ms")

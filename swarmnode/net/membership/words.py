@@ -652,7 +652,7 @@ WORDS = (
     ),
     _of(
         "RecordsRequest",
-        "place peers expires_unix_ms announces",
+        "place peers expires_unix_ms announces most",
         "which records are sent",
         "a header of 1 MiB; calls of one peer",
         "train/node/membership_handlers.py",

@@ -1,8 +1,8 @@
 """Records by calls alone: meeting points and members are asked, and no DHT is needed.
 
 A node's record goes to the holders of its place: the meeting points, and the members whose digest comes first, which
-all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks two holders
-and a member for the records that are new here (RecordsRequest); a refresh asks one member, now and then a holder
+all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks a
+holder, a member and another holder for the records that are new here (RecordsRequest); a refresh asks one member, now and then a holder
 instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). All values are verified
 SignedRecords. Crashed nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less
 than was asked for instead of failing. net/transport/directory.py adds a DHT, which chooses the holders instead.
@@ -28,6 +28,7 @@ from swarmnode.net.transport.address import dialable_of
 from swarmnode.net.transport.contact import STALE_S, Contacts
 from swarmnode.net.transport.contact_keeper import ContactKeeper
 from swarmnode.net.transport.record_book import (
+    FIRST_MAX,
     HOLDERS,
     HOLDERS_ASKED,
     NEWS_MAX,
@@ -270,12 +271,15 @@ class CallDirectory:
         return [known[peer].signed for peer in sorted(known)]
 
     async def _look(self, place: int) -> None:
-        """Learn what HOLDERS_ASKED holders and a member know."""
+        """Learn what a member and HOLDERS_ASKED holders know. Holders have all newcomers, so the first of them tells a
+        few members, one of these most of what it knows, and the last holder what that one lacks."""
         holders = self._calls.speaking(await self._holders(place))
         chosen = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
+        heard = [await self._learn(peer, place, FIRST_MAX) for peer in chosen[:-1]]
         members = [peer for peer in self._members(place) if peer not in chosen]
-        chosen += self._chance.sample(members, min(1, len(members)))
-        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in chosen))):
+        for peer in (*self._chance.sample(members, min(1, len(members))), *chosen[-1:]):
+            heard.append(await self._learn(peer, place))
+        if not any(heard):
             self._forget(place)
             await self._search(place)
 
@@ -291,10 +295,10 @@ class CallDirectory:
         """The machines that are known at `place`."""
         return self._calls.speaking(sorted({machine_of(peer) for peer in self._book.known(place, self._unix_s())}))
 
-    async def _learn(self, peer: PeerId, place: int) -> bool:
-        """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
-        for _ in range(PLACE_MAX // NEWS_MAX):
-            request = self._book.request(place, self._unix_s())
+    async def _learn(self, peer: PeerId, place: int, most: int = PLACE_MAX) -> bool:
+        """Take at most `most` records of `place` that `peer` has and this node lacks; whether it answered."""
+        for _ in range(-(-most // NEWS_MAX)):
+            request = self._book.request(place, min(most, NEWS_MAX), self._unix_s())
             if (answer := await self._calls.ask(peer, request)) is None:
                 return False
             news = answer.records
@@ -305,7 +309,7 @@ class CallDirectory:
 
     async def _answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "records"."""
-        records = self._book.answer(peer, call.header.record, call.header.records, self._unix_s())
+        records = self._book.answer(peer, call.header.record, call.header.records, self._unix_s(), self._chance)
         self._calls.heard(peer)
         return Answer(call_pb2.Reply(records=records))
 

@@ -9,6 +9,7 @@ are shown, those known for longest: neither this node nor those that ask it work
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machine
 STRANGERS_MAX = CROWD_MAX
 CHECKS_PER_S = 100.0  # derived: 1.4 % of a core
 CHECKS_BURST = 4096.0  # derived: the first picture of PLACE_MAX nodes
+FIRST_MAX = 32  # measured: records of a holder's first answer (docs/measurements/simulated-swarms.md)
 NEWS_MAX = 256  # derived: records of one answer, at most 330 kB, a third of what a header may have
 
 
@@ -137,19 +139,34 @@ class RecordBook:
         shown = strangers[: STRANGERS_MAX if self.doubtful() else None]
         return at_work | {peer: here[peer] for peer in shown}
 
-    def news(self, place: int, had: Mapping[int, int], now_s: float) -> list[wire.SignedRecord]:
-        """At most NEWS_MAX records that a reader lacks who `had` for each mark one that expires at that time (ms)."""
-        known = self.known(place, now_s).values()
-        return [one.signed for one in known if one.expires_unix_ms > had.get(one.mark, 0)][:NEWS_MAX]
+    def news(
+        self, place: int, had: Mapping[int, int], now_s: float, most: int, chance: random.Random
+    ) -> list[wire.SignedRecord]:
+        """At most `most` and NEWS_MAX records that a reader lacks who `had` for each mark one that expires at that time
+        (ms). They are drawn, those of peers seen at work first: readers of a few ask different members next."""
+        known = self.known(place, now_s)
+        lacking = [peer for peer, one in known.items() if one.expires_unix_ms > had.get(one.mark, 0)]
+        chance.shuffle(lacking)
+        lacking.sort(key=lambda peer: not self.works(peer))
+        return [known[peer].signed for peer in lacking[: min(most or NEWS_MAX, NEWS_MAX)]]
 
-    def request(self, place: int, now_s: float) -> call_pb2.RecordsRequest:
-        """A request for the records of `place` that are not known here."""
+    def request(self, place: int, most: int, now_s: float) -> call_pb2.RecordsRequest:
+        """A request for at most `most` records of `place` that are not known here."""
         known = self.known(place, now_s).values()
-        marks = [one.mark for one in known]
-        return call_pb2.RecordsRequest(place=place, peers=marks, expires_unix_ms=[one.expires_unix_ms for one in known])
+        return call_pb2.RecordsRequest(
+            place=place,
+            peers=[one.mark for one in known],
+            expires_unix_ms=[one.expires_unix_ms for one in known],
+            most=most,
+        )
 
     def answer(
-        self, peer: PeerId, record: wire.SignedRecord, request: call_pb2.RecordsRequest, now_s: float
+        self,
+        peer: PeerId,
+        record: wire.SignedRecord,
+        request: call_pb2.RecordsRequest,
+        now_s: float,
+        chance: random.Random,
     ) -> call_pb2.Records:
         """The answer to the `request` of `peer`, which came with its `record`. Raises RemoteFault for a request that
         has another form."""
@@ -160,7 +177,7 @@ class RecordBook:
         reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
         had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
         if not request.announces:
-            reply.records.extend(self.news(request.place, had, now_s))
+            reply.records.extend(self.news(request.place, had, now_s, request.most, chance))
         elif before is not None and before.signed != record and before.expires_unix_ms != had.get(before.mark):
             reply.records.append(before.signed)
         return reply
