@@ -270,6 +270,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "RecordsRequest.peers": number(2**32 - 1, "", "the first bytes of a digest", many=8192),
     "RecordsRequest.expires_unix_ms": number(UNIX_S_MAX * 1000, "ms", "until the year 2242", many=8192),
     "RecordsRequest.most": number(256, "records", "net/transport/record_book.py: as many as one answer holds"),
+    "Silence.peer": PEER,
     "Records.records": part(256, "net/transport/record_book.py: as many as one answer holds"),
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,

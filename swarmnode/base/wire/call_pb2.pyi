@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "both_ways", "to_part", "from_part", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening", "recompute", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "butterfly", "data_chunk", "table", "report", "records")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "both_ways", "to_part", "from_part", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening", "recompute", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "butterfly", "data_chunk", "table", "report", "records", "silence")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class Request(_message.Message):
     TABLE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_id: str
     timeout_ms: int
@@ -118,7 +119,8 @@ class Request(_message.Message):
     table: TableRequest
     report: _report_pb2.ReportRequest
     records: RecordsRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., both_ways: _Optional[bool] = ..., to_part: _Optional[int] = ..., from_part: _Optional[int] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., step_end: _Optional[_Union[StepEnd, _Mapping]] = ..., butterfly: _Optional[_Union[Butterfly, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., table: _Optional[_Union[TableRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ..., records: _Optional[_Union[RecordsRequest, _Mapping]] = ...) -> None: ...
+    silence: Silence
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., both_ways: _Optional[bool] = ..., to_part: _Optional[int] = ..., from_part: _Optional[int] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., step_end: _Optional[_Union[StepEnd, _Mapping]] = ..., butterfly: _Optional[_Union[Butterfly, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., table: _Optional[_Union[TableRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ..., records: _Optional[_Union[RecordsRequest, _Mapping]] = ..., silence: _Optional[_Union[Silence, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "start_anew", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "butterfly", "data_chunk", "table", "report", "records")
@@ -211,6 +213,12 @@ class Records(_message.Message):
     kept: bool
     unix_ms: int
     def __init__(self, records: _Optional[_Iterable[_Union[_record_pb2.SignedRecord, _Mapping]]] = ..., kept: _Optional[bool] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+
+class Silence(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)

@@ -658,6 +658,13 @@ WORDS = (
         "train/node/membership_handlers.py",
     ),
     _of(
+        "Silence",
+        "peer",
+        "who is pinged",
+        "one ping a replica and minute; only one's own ping bans",
+        "train/node/silence.py",
+    ),
+    _of(
         "Records",
         "records",
         "as Record",

@@ -9,7 +9,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
     opening, recompute                             a replica of another stage: checks follow an answer to its end
     accusation                                     any replica: who found an answer false shows it to its server's stage
                                                    and to that server's other callers
-    exchange, butterfly, commit, fallback, packet_receipt
+    exchange, butterfly, commit, fallback, packet_receipt, silence
                                                    a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
     step_end                                       a replica of the first stage, which feeds; one of our own stage
@@ -39,7 +39,7 @@ from swarmnode.run.admission.access import check_warrant, mark_of
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.presence import Presence
 
-OWN_STAGE = frozenset({"exchange", "butterfly", "commit", "fallback", "packet_receipt", "final_delta"})
+OWN_STAGE = frozenset({"exchange", "butterfly", "commit", "fallback", "packet_receipt", "final_delta", "silence"})
 CHECKS = frozenset({"opening", "recompute"})
 MEMBERS = frozenset({"snapshot", "chunk"})
 

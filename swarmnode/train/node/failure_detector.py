@@ -4,17 +4,14 @@ expire, so that routers, joiners and rebalancing see the gap at once."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from swarmnode.base.ids import PeerId
-from swarmnode.base.ports import Clock, Telemetry, Transport
+from swarmnode.base.ports import Clock, Telemetry
 from swarmnode.keep.recovery.recovery_source import overdue, quiet
-from swarmnode.net.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger, ping_fault
+from swarmnode.net.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.presence import Presence
-from swarmnode.train.pipeline.route import BAN_MAX_S, Router
 
 
 class FailureDetector:
@@ -90,35 +87,3 @@ class FailureDetector:
         self._telemetry.event(
             "stage.lost", level="warning", of_stage=stage, replicas=len(members), reason="none answers"
         )
-
-
-async def unban(
-    line: Transport,
-    run_id: str,
-    routers: Sequence[Router],
-    banned: asyncio.Event,
-    telemetry: Telemetry,
-    announce_period_s: float,
-) -> None:
-    """Ping peers whose ban has lasted its time, until cancelled. A peer that answers may be chosen again; one that does
-    not is pinged ever more rarely: most such peers are dead, and stay in the table until their record expires."""
-    loop = asyncio.get_running_loop()
-
-    async def ask(router: Router, peer: PeerId) -> None:
-        if await ping_fault(line, run_id, peer) is None:
-            router.unban(peer)
-            telemetry.event("peer.unbanned", peer=peer, reason="answers a ping")
-        else:
-            router.ban(peer, loop.time(), max(BAN_MAX_S, announce_period_s))
-
-    while True:
-        banned.clear()
-        if (wait_s := min(router.ban_ends for router in routers) - loop.time()) > 0.0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s if math.isfinite(wait_s) else None):
-                    await banned.wait()
-        due = [(router, peer) for router in routers for peer in router.due(loop.time(), PINGED_MAX)]
-        if due:
-            async with asyncio.TaskGroup() as tasks:
-                for router, peer in due:
-                    tasks.create_task(ask(router, peer))

@@ -15,7 +15,7 @@ from typing import Any, Never, TypeVar
 from swarmnode.base.bounds import STAGES_MAX
 from swarmnode.base.concurrency import background_tasks, forever
 from swarmnode.base.errors import KeyInUse
-from swarmnode.base.ids import PeerId, RunId, short, swarm_of
+from swarmnode.base.ids import PeerId, RunId, seeded, short, swarm_of
 from swarmnode.base.ports import Answer, Call, Handler, Priority, Replica, State, Transport
 from swarmnode.base.token_rate import RunSpeed
 from swarmnode.base.wire import record_pb2
@@ -32,7 +32,7 @@ from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.caller_check import CallerCheck
 from swarmnode.train.node.checkpointer import announce_checkpoints
 from swarmnode.train.node.drain import DrainReport, goodbye
-from swarmnode.train.node.failure_detector import FailureDetector, unban
+from swarmnode.train.node.failure_detector import FailureDetector
 from swarmnode.train.node.node_ports import NodeContext, NodePorts
 from swarmnode.train.node.notice import Notice, Notices
 from swarmnode.train.node.pause import PauseControl, StageSlot
@@ -41,6 +41,7 @@ from swarmnode.train.node.presence import Presence, StageStatus
 from swarmnode.train.node.report import measuring
 from swarmnode.train.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.train.node.served_stage import METHODS, ServedStage
+from swarmnode.train.node.silence import SilenceWatch
 from swarmnode.train.node.span import PartNode, ServedSpan, SpanPorts
 from swarmnode.train.node.stage_change import StageTransfer
 
@@ -103,6 +104,14 @@ class Node:
             _base_weights(manifest, run_id, ports, self.transport, presence),
             ports.replica,
             earlier,
+        )
+        self._silence = SilenceWatch(
+            self.transport,
+            run_id,
+            presence,
+            ports.telemetry,
+            manifest.limits.announce_period_s,
+            seeded(manifest.seed, "silence", self.me),
         )
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
         self._context = NodeContext(
@@ -208,6 +217,8 @@ class Node:
             give_piece = FormerCut(self.restorer, earlier.manifest).give
             pieces = LoadedDonor(self._context.run_id, give_piece, offload, self._telemetry)
             give = {"snapshot": pieces.offer, "chunk": pieces.chunk}
+        admit = self._caller_check.admit("silence")
+        self.transport.serve("silence", self._silence.hear, tensor_bytes_max=0, admit=admit)
         for method, tensors in METHODS.items():
             handler = self._slot.handler(method)
             self.transport.serve(
@@ -244,10 +255,7 @@ class Node:
         tasks.create_task(
             measuring(transport, counts, presence.samples_total, telemetry, period_s, self.run_tokens_per_second)
         )
-        run_id = self._context.run_id
-        routers = presence.routers
-        banned = presence.banned
-        tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
+        tasks.create_task(self._silence.run())
         transfer = None
         while True:
             transfer = await self._stay(at, transfer)

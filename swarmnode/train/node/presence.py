@@ -169,7 +169,8 @@ class Presence:
         self.progress = Progress()
         self.peer_table = PeerTable(manifest.pipeline.stages)
         self.banned = asyncio.Event()  # a router banned a peer; whoever waits clears it
-        self.routers = routers(manifest, self.me, lambda peer: stage().confirmed(peer), self.banned.set)
+        self._newly_banned: dict[PeerId, None] = {}
+        self.routers = routers(manifest, self.me, lambda peer: stage().confirmed(peer), self._note_ban)
         self.run_progress = RunProgress(
             manifest,
             self.me,
@@ -296,6 +297,16 @@ class Presence:
         self._telemetry.gauge(name.STATE, float(state))
         self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
         self.announce_change()
+
+    def _note_ban(self, peer: PeerId) -> None:
+        self._newly_banned[peer] = None
+        self.banned.set()
+
+    def newly_banned(self) -> list[PeerId]:
+        """The peers that routers banned since the last call."""
+        banned = list(self._newly_banned)
+        self._newly_banned.clear()
+        return banned
 
     def announce_change(self) -> None:
         """Sign this node's record anew and announce it at once, because something in it changed."""

@@ -57,7 +57,7 @@ class _Peer:
 class Router:
     """Chooses among the replicas of one stage. Pure: loop time is an argument, randomness comes from `rng`. `samples`:
     size of most microbatches. `possible_s`: least seconds per sample on any device. `confirmed` counts a peer's
-    confirmed answers in a row; `on_ban` is called after each ban."""
+    confirmed answers in a row; `on_ban` is called with each peer that is banned."""
 
     rng: random.Random
     epsilon: float = EPSILON
@@ -65,7 +65,7 @@ class Router:
     possible_s: float = 0.0
     faster_max: float = FASTER_MAX
     confirmed: Callable[[PeerId], int] = lambda peer: 0
-    on_ban: Callable[[], object] = lambda: None
+    on_ban: Callable[[PeerId], object] = lambda peer: None
 
     def __post_init__(self) -> None:
         self._usual: tuple[int, float] = -1, 0.0  # (answers when computed, seconds a sample with little queued)
@@ -136,7 +136,7 @@ class Router:
 
     def due(self, now: float, limit: int) -> list[PeerId]:
         """At most `limit` peers whose ban time is over but that published no newer record. A ping finds out whether
-        they live (`unban`)."""
+        they live (train/node/silence.py)."""
         if not self._banned:
             return []
         over = self.overdue(now)
@@ -316,7 +316,7 @@ class Router:
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None
-        self.on_ban()
+        self.on_ban(peer)
         return seconds
 
     def banned(self, peer: PeerId, now: float) -> bool:
@@ -421,7 +421,7 @@ class Router:
 
 
 def routers(
-    manifest: Manifest, me: PeerId, confirmed: Callable[[PeerId], int], on_ban: Callable[[], object]
+    manifest: Manifest, me: PeerId, confirmed: Callable[[PeerId], int], on_ban: Callable[[PeerId], object]
 ) -> list[Router]:
     """A router per stage, for node `me`."""
     epsilon = 0.0 if averages_gradients(manifest) else manifest.pipeline.epsilon
