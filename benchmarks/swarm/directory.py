@@ -102,7 +102,7 @@ def _sends(caller: SimNode, to: SimNode) -> bool:
     assert caller.node is not None and to.stage is not None
     presence = caller.node.presence
     router = presence.routers[to.stage]
-    return to.stage in presence._sends_to and router.takes(to.identity.peer_id, caller.world.loop.time())
+    return to.stage in presence.sends_to and router.takes(to.identity.peer_id, caller.world.loop.time())
 
 
 def run(nodes: int, seed: int = 0) -> dict[str, Any]:

@@ -48,6 +48,18 @@ async def test_callers_that_sent_nothing_hear_of_a_death() -> None:
         assert all("told of its silence" in reason for caller in callers[1:] for reason in hears(caller))
 
 
+async def test_a_replica_that_gets_no_work_is_probed() -> None:
+    run = manifest(2)
+    rare = dataclasses.replace(run.limits, announce_period_s=60.0, record_ttl_s=240.0)
+    async with village(dataclasses.replace(run, limits=rare), stages=(0, 1, 1)) as v:
+        await v.fed(32)
+        await v.until(lambda: knows_all(v), "all know each other")
+        caller, _, dead = v.people
+        caller.node.presence.routers[1].delay(dead.node.me, math.inf)
+        await dead.die()
+        await v.until(lambda: bool(hears(caller)), "it is missed")
+
+
 async def test_a_living_replica_that_is_called_silent_is_pinged_and_sent_work() -> None:
     async with village(manifest(2), stages=(0, 0, 1)) as v:
         await v.fed(32)

@@ -215,10 +215,12 @@ class Records(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[_record_pb2.SignedRecord, _Mapping]]] = ..., kept: _Optional[bool] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class Silence(_message.Message):
-    __slots__ = ("peer",)
+    __slots__ = ("peer", "hops")
     PEER_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
     peer: str
-    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+    hops: int
+    def __init__(self, peer: _Optional[str] = ..., hops: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)

@@ -659,9 +659,9 @@ WORDS = (
     ),
     _of(
         "Silence",
-        "peer",
-        "who is pinged",
-        "one ping a replica and minute; only one's own ping bans",
+        "peer hops",
+        "who is pinged, and how far word of it goes",
+        "one ping a replica and minute, one word a second passed on; only one's own ping bans",
         "train/node/silence.py",
     ),
     _of(

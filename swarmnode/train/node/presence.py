@@ -200,7 +200,7 @@ class Presence:
         self.admission = admission
         self._unix_ahead_s = 0.0  # Unix time less loop time, as the routers were told
         self._announce_now = asyncio.Event()
-        self._sends_to: Collection[int] = ()  # nobody, before a stage is chosen
+        self.sends_to: Collection[int] = ()  # nobody, before a stage is chosen
         self._chance = seeded(manifest.seed, "look", self.me, self.incarnation)
 
     @property
@@ -211,14 +211,14 @@ class Presence:
     def idle(self, stage: int, least_s: float) -> bool:
         """Whether this node sends to `stage`, and its replicas have refused all work for `least_s` at least."""
         now = asyncio.get_running_loop().time()
-        return stage in self._sends_to and self.routers[stage].idle(now, least_s)
+        return stage in self.sends_to and self.routers[stage].idle(now, least_s)
 
     def believed(self) -> Swarm:
         """The swarm as this node counts it (net/membership/trust.py)."""
-        return self._believed.of(self.peer_table.swarm(), self.status.stage, self._sends_to)
+        return self._believed.of(self.peer_table.swarm(), self.status.stage, self.sends_to)
 
     def _strangers_work(self) -> bool:
-        for stage in self._sends_to:
+        for stage in self.sends_to:
             if self.routers[stage].unknown.flooded:
                 return False
         return self._stage().strangers_come()
@@ -280,7 +280,7 @@ class Presence:
         disk; 0: it has not."""
         self.note(stage=stage, samples_per_second=samples_per_second, saved_samples=saved_samples, moving_to=None)
         self.peer_table.attend(stage)
-        self._sends_to = sends_to
+        self.sends_to = sends_to
         swarm = self.peer_table.swarm()
         for other, router in enumerate(self.routers):
             router.update(swarm.serving(other) if other in sends_to else ())
@@ -418,7 +418,7 @@ class Presence:
                 at_once = -(-len(others) // OTHERS_PERIODS)
             await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
             swarm = self.peer_table.swarm()
-            if not all(swarm.serving(stage) for stage in self._sends_to):
+            if not all(swarm.serving(stage) for stage in self.sends_to):
                 await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
                 continue
             changed = self.peer_table.shape - shape
@@ -534,7 +534,7 @@ class Presence:
         if (peer := self._take_in(record, member)) is None:
             return member
         self._tell_time()
-        for stage in self._sends_to:
+        for stage in self.sends_to:
             router = self.routers[stage]
             if member.stage == stage and member.state == SERVING:
                 router.learn(member)
@@ -617,5 +617,5 @@ class Presence:
         self._tell_time()
         swarm = self.peer_table.swarm()
         for stage in self.peer_table.take_changed():
-            if stage in self._sends_to:
+            if stage in self.sends_to:
                 self.routers[stage].update(member for member in swarm.serving(stage) if member.peer != self.me)
