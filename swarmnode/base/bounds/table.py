@@ -271,7 +271,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "RecordsRequest.expires_unix_ms": number(UNIX_S_MAX * 1000, "ms", "until the year 2242", many=8192),
     "RecordsRequest.most": number(256, "records", "net/transport/record_book.py: as many as one answer holds"),
     "Silence.peer": PEER,
-    "Silence.hops": number(8, "", "train/node/silence.py: HOPS_MAX"),
+    "Silence.hops": number(8, "", "train/node/failure_detector.py: HOPS_MAX"),
     "Records.records": part(256, "net/transport/record_book.py: as many as one answer holds"),
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,

@@ -662,7 +662,7 @@ WORDS = (
         "peer hops",
         "who is pinged, and how far word of it goes",
         "one ping a replica and minute, one word a second passed on; only one's own ping bans",
-        "train/node/silence.py",
+        "train/node/failure_detector.py",
     ),
     _of(
         "Records",

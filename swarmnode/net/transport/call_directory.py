@@ -1,11 +1,12 @@
 """Records by calls alone: meeting points and members are asked, and no DHT is needed.
 
 A node's record goes to the holders of its place: the meeting points, and the members whose digest comes first, which
-all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks a
-holder, a member and another holder for the records that are new here (RecordsRequest); a refresh asks one member, now and then a holder
-instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). All values are verified
-SignedRecords. Crashed nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less
-than was asked for instead of failing. net/transport/directory.py adds a DHT, which chooses the holders instead.
+all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks a holder, a
+member and another holder for the records that are new here (RecordsRequest); a refresh asks one member, now and then a
+holder instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). All values are
+verified SignedRecords. Crashed nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout
+returns less than was asked for instead of failing. net/transport/directory.py adds a DHT, which chooses the holders
+instead.
 """
 
 from __future__ import annotations

@@ -1,17 +1,43 @@
-"""Finds dead replicas. Silent replicas are pinged, and those that do not answer are marked dead before their records
-expire, so that routers, joiners and rebalancing see the gap at once."""
+"""Finds dead replicas, before their records expire.
+
+`FailureDetector` looks at whole stages: silent replicas are pinged, and those that do not answer are marked dead, so
+that routers, joiners and rebalancing see the gap at once. `SilenceWatch` looks at the replicas that this node sends
+work to.
+
+A router bans a replica after a fault, or after a probe: every PROBE_S a node pings one of those that it would send work
+to, so that somebody soon pings each. When the ban has lasted its time a ping tells whether the replica lives.
+
+Each ban is also told to TOLD mates, which send work to the same stage. A mate that knows the replica pings for itself,
+bans it if it is silent, and tells others; one that does not know it passes the word on, HOPS_MAX times. So news of a
+death spreads as a rumour does [Demers et al. 1987, "Epidemic algorithms"; probes and rumours: SWIM, Das et al. 2002]. A
+liar's word costs one ping a replica and AGAIN_S, and PASSED_PER_S words of each node.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import math
+from collections.abc import Coroutine, Iterable, Iterator
 
-from swarmnode.base.ids import PeerId
-from swarmnode.base.ports import Clock, Telemetry
+from swarmnode.base.errors import RemoteFault, Unavailable
+from swarmnode.base.ids import PeerId, RunId, seeded, short
+from swarmnode.base.ports import Answer, Call, Clock, Telemetry, Transport
+from swarmnode.base.remembered import Remembered
+from swarmnode.base.token_bucket import TokenBucket
+from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.keep.recovery.recovery_source import overdue, quiet
-from swarmnode.net.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger
+from swarmnode.net.membership.liveness import AGAIN_S, LOOK_SHARE, PING_TIMEOUT_S, PINGED_MAX, Pinger, ping_fault
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.presence import Presence
+from swarmnode.train.pipeline.route import BAN_MAX_S, Router
+
+PROBE_S = 2.0  # measured: docs/measurements/simulated-swarms.md
+TOLD = 5  # guess: mates that one node tells of a ban; four hops reach 600
+HOPS_MAX = 3  # guess: mates know a fifth of a large stage, so that 25 of them know a replica five times over
+PASSED_PER_S = 1.0  # guess: of a thousand nodes one dies in 20 s at 16 % an hour
+PASSED_BURST = 60.0  # guess: a zone's failure
+PINGS_MAX = PINGED_MAX  # at once
 
 
 class FailureDetector:
@@ -87,3 +113,141 @@ class FailureDetector:
         self._telemetry.event(
             "stage.lost", level="warning", of_stage=stage, replicas=len(members), reason="none answers"
         )
+
+
+class SilenceWatch:
+    """Ends bans of replicas that answer, and spreads word of those that do not."""
+
+    def __init__(
+        self, manifest: Manifest, run_id: RunId, transport: Transport, presence: Presence, telemetry: Telemetry
+    ) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._presence = presence
+        self._telemetry = telemetry
+        self._ban_max_s = max(BAN_MAX_S, manifest.limits.announce_period_s)
+        self._chance = seeded(manifest.seed, "silence", presence.me)
+        self._asked = Remembered[PeerId, float]()  # loop time of the last ping, or word passed on, of a named replica
+        self._told = Remembered[PeerId, float]()  # loop time at which mates were told of a ban
+        self._passed = TokenBucket.full(PASSED_PER_S, PASSED_BURST)
+        self._heard: dict[PeerId, PeerId] = {}  # named by others, and by whom; to be pinged
+        self._unknown: dict[PeerId, int] = {}  # named by others and not known here, and the hops of the word
+        self._pinging = set[PeerId]()
+
+    async def hear(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "silence": `peer` banned the replica that it names."""
+        named = PeerId(call.header.silence.peer)
+        hops = call.header.silence.hops + 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._asked.get(named, -math.inf) + AGAIN_S:
+            return Answer(wire.Reply())
+        if self._presence.peer_table.member(named) is None:
+            if hops < HOPS_MAX and self._passed.take(now_s):
+                self._asked[named] = now_s
+                self._unknown[named] = hops
+        elif self._router_of(named) is not None and len(self._heard) + len(self._pinging) < PINGS_MAX:
+            self._asked[named] = now_s
+            self._heard[named] = peer
+        self._presence.banned.set()
+        return Answer(wire.Reply())
+
+    def _router_of(self, peer: PeerId) -> Router | None:
+        """The router that has `peer` and has not banned it."""
+        member = self._presence.peer_table.member(peer)
+        if member is None:
+            return None
+        router = self._presence.routers[member.stage]
+        return None if router.banned(peer, asyncio.get_running_loop().time()) else router
+
+    async def run(self) -> None:
+        """Ping and tell until cancelled."""
+        loop = asyncio.get_running_loop()
+        presence = self._presence
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._probe())
+            while True:
+                presence.banned.clear()
+                for work in self._work():
+                    tasks.create_task(work)
+                wait_s = min(router.ban_ends for router in presence.routers) - loop.time()
+                pause_s = wait_s if wait_s > 0.0 else PING_TIMEOUT_S  # it is being pinged
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s if math.isfinite(pause_s) else None):
+                        await presence.banned.wait()
+
+    def _work(self) -> Iterator[Coroutine[None, None, None]]:
+        """Pings and tellings that are due."""
+        now_s = asyncio.get_running_loop().time()
+        for router in self._presence.routers:
+            for peer in router.due(now_s, PINGED_MAX):
+                if peer not in self._pinging:
+                    yield self._try_again(router, peer)
+        for named, teller in self._heard.items():
+            yield self._verify(named, teller)
+        self._heard.clear()
+        for named, hops in self._unknown.items():
+            yield self._tell(named, hops)
+        self._unknown.clear()
+        for peer in self._presence.newly_banned():
+            if now_s >= self._told.get(peer, -math.inf) + AGAIN_S:
+                self._told[peer] = now_s
+                self._asked[peer] = now_s
+                yield self._tell(peer, 0)
+
+    async def _probe(self) -> None:
+        """Ping one replica after the other, drawn, until cancelled. Nothing else speaks for its silence, so it has two
+        tries."""
+        chance = self._chance
+        while True:
+            await asyncio.sleep(PROBE_S * (0.5 + chance.random()))
+            swarm = self._presence.peer_table.swarm()
+            replicas = [member.peer for stage in self._presence.sends_to for member in swarm.serving(stage)]
+            if not replicas:
+                continue
+            peer = chance.choice(replicas)
+            if peer in self._pinging or self._router_of(peer) is None:
+                continue
+            if await self._silent(peer) and await self._silent(peer):
+                self._ban(peer, "answers no ping")
+
+    def _ban(self, peer: PeerId, reason: str) -> None:
+        if (router := self._router_of(peer)) is not None:
+            banned_s = router.ban(peer, asyncio.get_running_loop().time())
+            self._telemetry.event("peer.banned", level="warning", peer=peer, seconds=banned_s, reason=reason)
+
+    async def _silent(self, peer: PeerId) -> bool:
+        """Whether `peer` answers no ping."""
+        self._pinging.add(peer)
+        try:
+            return await ping_fault(self._transport, self._run_id, peer) is not None
+        finally:
+            self._pinging.discard(peer)
+
+    async def _try_again(self, router: Router, peer: PeerId) -> None:
+        """End the ban of `peer` if it answers. One that does not is pinged ever more rarely: most such peers are dead,
+        and stay in the table until their record expires."""
+        if await self._silent(peer):
+            router.ban(peer, asyncio.get_running_loop().time(), self._ban_max_s)
+        else:
+            router.unban(peer)
+            self._telemetry.event("peer.unbanned", peer=peer, reason="answers a ping")
+
+    async def _verify(self, named: PeerId, teller: PeerId) -> None:
+        """Ban `named` if it answers no ping."""
+        if await self._silent(named):
+            self._ban(named, f"answers no ping; {short(teller)} told of its silence")
+
+    async def _tell(self, peer: PeerId, hops: int) -> None:
+        """Tell some mates that `peer` was banned, here or `hops` nodes before."""
+        presence = self._presence
+        stage = presence.status.stage
+        if stage is None:
+            return
+        serving = presence.peer_table.swarm().serving(stage)
+        mates = [member.peer for member in serving if member.peer not in (presence.me, peer)]
+        call = Call(wire.Request(run_id=self._run_id, silence=wire.Silence(peer=peer, hops=hops)))
+        await asyncio.gather(*(self._say(mate, call) for mate in self._chance.sample(mates, min(TOLD, len(mates)))))
+
+    async def _say(self, mate: PeerId, call: Call) -> None:
+        with contextlib.suppress(RemoteFault, Unavailable):  # another mate tells it, or its own work does
+            await self._transport.call(mate, call, timeout_s=PING_TIMEOUT_S, reply_bytes_max=0)

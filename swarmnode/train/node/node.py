@@ -15,7 +15,7 @@ from typing import Any, Never, TypeVar
 from swarmnode.base.bounds import STAGES_MAX
 from swarmnode.base.concurrency import background_tasks, forever
 from swarmnode.base.errors import KeyInUse
-from swarmnode.base.ids import PeerId, RunId, seeded, short, swarm_of
+from swarmnode.base.ids import PeerId, RunId, short, swarm_of
 from swarmnode.base.ports import Answer, Call, Handler, Priority, Replica, State, Transport
 from swarmnode.base.token_rate import RunSpeed
 from swarmnode.base.wire import record_pb2
@@ -32,7 +32,7 @@ from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.caller_check import CallerCheck
 from swarmnode.train.node.checkpointer import announce_checkpoints
 from swarmnode.train.node.drain import DrainReport, goodbye
-from swarmnode.train.node.failure_detector import FailureDetector
+from swarmnode.train.node.failure_detector import FailureDetector, SilenceWatch
 from swarmnode.train.node.node_ports import NodeContext, NodePorts
 from swarmnode.train.node.notice import Notice, Notices
 from swarmnode.train.node.pause import PauseControl, StageSlot
@@ -41,7 +41,6 @@ from swarmnode.train.node.presence import Presence, StageStatus
 from swarmnode.train.node.report import measuring
 from swarmnode.train.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.train.node.served_stage import METHODS, ServedStage
-from swarmnode.train.node.silence import SilenceWatch
 from swarmnode.train.node.span import PartNode, ServedSpan, SpanPorts
 from swarmnode.train.node.stage_change import StageTransfer
 
@@ -105,14 +104,7 @@ class Node:
             ports.replica,
             earlier,
         )
-        self._silence = SilenceWatch(
-            self.transport,
-            run_id,
-            presence,
-            ports.telemetry,
-            manifest.limits.announce_period_s,
-            seeded(manifest.seed, "silence", self.me),
-        )
+        self._silence = SilenceWatch(manifest, run_id, self.transport, presence, ports.telemetry)
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
         self._context = NodeContext(
             manifest,

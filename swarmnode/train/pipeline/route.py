@@ -136,7 +136,7 @@ class Router:
 
     def due(self, now: float, limit: int) -> list[PeerId]:
         """At most `limit` peers whose ban time is over but that published no newer record. A ping finds out whether
-        they live (train/node/silence.py)."""
+        they live (train/node/failure_detector.py)."""
         if not self._banned:
             return []
         over = self.overdue(now)
