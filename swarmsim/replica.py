@@ -4,6 +4,7 @@ steps."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import random
@@ -36,8 +37,8 @@ from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import GraphMemory
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
-from swarmnode.run.gossip_rules import codecs
 from swarmnode.run.manifest import Manifest, boundary_codes, boundary_nbytes, boundary_width, constants, from_base
+from swarmnode.train.gossip.compression import codec
 from swarmnode.train.gossip.outer import ALL
 from swarmnode.trust.robust import PacketGuard
 from swarmsim.law import Laws
@@ -77,6 +78,12 @@ def _base(data: Data) -> bytes:
         content: bytes = data.obj.base  # type: ignore[attr-defined]  # made by `repeated`
         return content
     return bytes(data)
+
+
+@functools.cache
+def packet_nbytes(name: str, parameters: int) -> int:
+    """Bytes of a usual packet of the codec `name`."""
+    return codec(name).least_nbytes(parameters)
 
 
 def _whole_rows(nbytes: float) -> int:
@@ -344,7 +351,7 @@ class FakeReplica:
             dtype, itemsize = BOUNDARY[gossip.codec]
             tensor = fake(dtype, (count,), itemsize, row)
         else:
-            nbytes = max(1, round(codecs()[gossip.codec].nbytes * count / ROW_BYTES)) * ROW_BYTES
+            nbytes = _whole_rows(packet_nbytes(gossip.codec, count))
             tensor = WireTensor("f32", (count,), repeated(row, nbytes), gossip.codec)
         step = constants(gossip)
         return [tensor] * (1 if step.gamma == step.beta else 2)

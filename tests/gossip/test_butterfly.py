@@ -118,8 +118,9 @@ def test_owners_change_from_round_to_round() -> None:
 def test_keys_that_were_never_met_average_nothing_beside_those_that_were() -> None:
     commits = {WHO[n].peer_id: commit(n, newcomer=n == 3) for n in (1, 2, 3)}
     known = {WHO[1].peer_id}
-    assert choose_owners(commits, known.__contains__) == known
-    assert choose_owners(commits, lambda peer: False) == {WHO[1].peer_id, WHO[2].peer_id}
+    assert choose_owners(WHO[2].peer_id, commits, known.__contains__) == {WHO[1].peer_id, WHO[2].peer_id}
+    assert choose_owners(WHO[3].peer_id, commits, known.__contains__) == known, "a newcomer averages nothing"
+    assert choose_owners(WHO[1].peer_id, commits, lambda peer: False) == {WHO[1].peer_id, WHO[2].peer_id}
 
 
 def test_a_roster_is_checked() -> None:

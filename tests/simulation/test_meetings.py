@@ -7,13 +7,15 @@ import pytest
 from swarmnode.app.planner.fitted import Fitted, alone, check_faster, fitted, forecast
 from swarmnode.app.planner.fleet import MachineKind
 from swarmnode.app.planner.geography import Address
+from swarmnode.app.planner.plan import plan
 from swarmnode.app.planner.simulated import Simulated
 from swarmnode.base.errors import UsageError
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import PRESETS, GossipSpec, Manifest
 from swarmnode.run.manifest.recipe import Recipe, fit
 from swarmsim.life import simulate
 from swarmsim.report import rows
 from swarmsim.scenario import RecoveryBounds, Scenario
+from swarmsim.simulated_rate import simulated_rate
 
 PARAMETERS = 10_000_000
 TOKENS_A_PARAMETER = 20
@@ -75,6 +77,24 @@ def test_four_home_machines_meet_as_often_as_planned() -> None:
     assert "by formula, together" in by_formula[-1] and "with the simulated speed and meetings" in simulated[-1]
     best, worst = (float(lines[-1].split(" times as fast")[0].split()[-1]) for lines in (by_formula, simulated))
     assert worst < best / 2.0, "half of the speed, and learning of rarer meetings"
+
+
+def test_eight_home_machines_step_on_means_in_pieces_as_planned() -> None:
+    """Large packets on thin lines: all own pieces from the first round on, and who validates hurries nobody. One owner
+    for all, or patience learned from a validator's few samples, left a tenth of the speed."""
+    kind = homes(8, 20.0)
+    begun = recipe(125_000_000).manifest
+    manifest = dataclasses.replace(
+        begun,
+        inner=dataclasses.replace(begun.inner, inner_batch=2048),
+        gossip=GossipSpec(method="gradient", codec="huffman", group=0, butterfly=True, round_samples=2048),
+        limits=dataclasses.replace(begun.limits, exchange_timeout_s=120.0),
+    )
+    kind = dataclasses.replace(kind, flops=1e13)
+    planned = plan(manifest, (kind,), 1.0).samples_per_s
+    found = simulated_rate(manifest, (kind,), 420.0, lambda text: None)
+    assert found.tokens_per_s / manifest.model.context > 0.6 * planned
+    assert found.meets_every_steps < 1.1
 
 
 @pytest.mark.parametrize("stages", [None, 3])

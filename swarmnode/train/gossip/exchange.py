@@ -563,7 +563,8 @@ class Gossip:
         plan = self._plan(round_index, members)
         begun = self._spent()
         between = spent_since(self._ended, begun)
-        if plan.trained and not self._delay:
+        whole = plan.trained > 0 and not (self._late or self._spared())  # a part of a share tells nothing of the rest
+        if whole and not self._delay:
             self._trained_s.append(between[0])
         self._say_step_end(round_index)
         self.fallback.drop()
@@ -719,7 +720,7 @@ class Gossip:
         begun = asyncio.get_running_loop().time()
         drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
         packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
-        commit_s = self._step_patience_s(0)
+        commit_s = self._step_patience_s(0) + self.pace.exchange_s  # the means of the round before came to us first
         meeting = Meeting(
             plan.round_index,
             drafted,

@@ -320,7 +320,7 @@ class Butterfly:
         attempt = len(state.given_up)
         if before is not None:
             attempt = max(attempt, before.said.word.roster.attempt + 1)
-        owners = choose_owners(commits, lambda peer: peer == state.me or self._met(peer) > 0)
+        owners = choose_owners(state.me, commits, lambda peer: self._met(peer) > 0)
         said = self._say(write_roster(state.of, commits, owners, self._elsewhere, attempt))
         try:
             if len(commits) < 2:
@@ -413,6 +413,8 @@ class Butterfly:
                 state, owner, await self._call(owner, wire.Butterfly(pieces=body), meeting.packets_s, tensors)
             )
         except (RemoteFault, Unavailable) as error:
+            state.gone.add(owner)  # it averages nothing of this round
+            self._wake()
             self._here.telemetry.event(
                 "butterfly.not_given", round=state.of.round_index, peer=owner, reason=str(error), level="debug"
             )
@@ -424,7 +426,7 @@ class Butterfly:
         givers = [peer for peer in roster.givers if peer != state.me]
 
         async def come(peer: PeerId) -> None:
-            await self._awaited(peer, lambda: peer in state.given, meeting.packets_s)
+            await self._awaited(peer, lambda: peer in state.given or peer in state.gone, meeting.packets_s)
 
         await asyncio.gather(*[come(peer) for peer in givers])
         given = {peer: pieces.data for peer, pieces in state.given.items()}
@@ -467,7 +469,7 @@ class Butterfly:
             owners = []  # there is nothing to average
 
         async def come(owner: PeerId) -> None:
-            await self._awaited(owner, lambda: owner in state.means, 2.0 * meeting.packets_s)
+            await self._awaited(owner, lambda: owner in state.means or owner in state.gone, 2.0 * meeting.packets_s)
 
         waits = [come(owner) for owner in owners]
         if state.mine and roster.givers:

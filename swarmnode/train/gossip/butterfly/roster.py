@@ -129,9 +129,10 @@ def leaves_out_too_many(roster: RosterView, due: Collection[PeerId]) -> bool:
     return 2 * len((roster.commits.keys() - roster.elsewhere) & set(due)) < len(due)
 
 
-def choose_owners(commits: Mapping[PeerId, Said], met: Callable[[PeerId], bool]) -> set[PeerId]:
-    """The members that average pieces: of the givers those that were met before, since keys cost nothing; all of them
-    where none was; all members where nobody gives."""
+def choose_owners(me: PeerId, commits: Mapping[PeerId, Said], met: Callable[[PeerId], bool]) -> set[PeerId]:
+    """The members that average pieces: of the givers those that were met before, since keys cost nothing, and `me`; all
+    of them where none was, as at a run's begin; all members where nobody gives."""
     givers = [peer for peer, said in commits.items() if not said.word.commit.newcomer]
-    known = [peer for peer in givers if met(peer)]
-    return {*(known or givers or commits)}
+    if not any(met(peer) for peer in givers if peer != me):
+        return {*(givers or commits)}
+    return {peer for peer in givers if peer == me or met(peer)}
