@@ -18,7 +18,7 @@ def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_life_takes_what_its_line_takes_and_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MICROBATCH", 32)  # fewer events
     monkeypatch.setattr(protocol, "IN_FLIGHT", 8)
-    found = protocol.run(["int4"], [200.0], steps=3, learned_steps=0, width=32, seeds=1, jobs=1)
+    found = protocol.run(["int4"], [200.0], steps=6, learned_steps=0, width=32, seeds=1, jobs=1)
     dense, coded = found["rows"]
     for row, nbytes in ((dense, 4096), (coded, 1088)):
         assert row["bytes a token"] == nbytes

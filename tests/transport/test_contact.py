@@ -15,7 +15,7 @@ from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.wire.record_pb2 import Record
 from swarmnode.net.membership.liveness import SAMPLE
 from swarmnode.net.membership.record import sign_record
-from swarmnode.net.transport import call_directory
+from swarmnode.net.transport import contact_keeper
 from swarmnode.net.transport.contact import CONTACTS_MAX, Contact, Contacts, whom_to_try
 from swarmnode.net.transport.directory import DhtDirectory
 from tests.support.libp2p_node import node
@@ -138,7 +138,7 @@ def test_the_users_addresses_are_always_tried() -> None:
 @pytest.mark.loop("uvloop")
 async def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four nodes, two and two, with a bootstrap each; then one of them is told one address."""
-    monkeypatch.setattr(call_directory, "RETRY_MIN_S", 0.2)
+    monkeypatch.setattr(contact_keeper, "RETRY_MIN_S", 0.2)
 
     async with AsyncExitStack() as living:
         nodes = [await living.enter_async_context(node()) for _ in range(4)]

@@ -90,7 +90,7 @@ async def test_bulk_is_sent_in_turns() -> None:
         there.start()
         here.start()
         await here.connect(there.peer_id, await there.addresses())
-        here._scheduler = scheduler = UplinkScheduler()  # one call fills the line
+        here._calls._scheduler = scheduler = UplinkScheduler()  # one call fills the line
         calls = list[asyncio.Task[Answer]]()
         async with asyncio.TaskGroup() as group:
             await scheduler.take(2 * MIB, 60.0)

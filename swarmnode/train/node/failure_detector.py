@@ -22,13 +22,14 @@ from collections.abc import Coroutine, Iterable, Iterator
 
 from swarmnode.base.errors import RemoteFault, Unavailable
 from swarmnode.base.ids import PeerId, RunId, seeded, short
-from swarmnode.base.ports import Answer, Call, Clock, Telemetry, Transport
+from swarmnode.base.ports import Answer, Call, Clock, Telemetry
 from swarmnode.base.remembered import Remembered
 from swarmnode.base.token_bucket import TokenBucket
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.keep.recovery.recovery_source import overdue, quiet
 from swarmnode.net.membership.liveness import AGAIN_S, LOOK_SHARE, PING_TIMEOUT_S, PINGED_MAX, Pinger, ping_fault
 from swarmnode.run.manifest import Manifest
+from swarmnode.train.node.piggyback import PiggybackTransport
 from swarmnode.train.node.presence import Presence
 from swarmnode.train.pipeline.route import BAN_MAX_S, Router
 
@@ -119,7 +120,7 @@ class SilenceWatch:
     """Ends bans of replicas that answer, and spreads word of those that do not."""
 
     def __init__(
-        self, manifest: Manifest, run_id: RunId, transport: Transport, presence: Presence, telemetry: Telemetry
+        self, manifest: Manifest, run_id: RunId, transport: PiggybackTransport, presence: Presence, telemetry: Telemetry
     ) -> None:
         self._transport = transport
         self._run_id = run_id
@@ -196,7 +197,7 @@ class SilenceWatch:
 
     async def _probe(self) -> None:
         """Ping one replica after the other, drawn, until cancelled. Nothing else speaks for its silence, so it has two
-        tries."""
+        tries. Who waits for a replica's answer watches it already; and a ping on a busy line says nothing."""
         chance = self._chance
         while True:
             await asyncio.sleep(PROBE_S * (0.5 + chance.random()))
@@ -205,7 +206,7 @@ class SilenceWatch:
             if not replicas:
                 continue
             peer = chance.choice(replicas)
-            if peer in self._pinging or self._router_of(peer) is None:
+            if peer in self._transport.asked or self._transport.line_queue or self._router_of(peer) is None:
                 continue
             if await self._silent(peer) and await self._silent(peer):
                 self._ban(peer, "answers no ping")

@@ -4,6 +4,7 @@ record if the other side has not seen it yet. Routers and rounds so need not pol
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +43,7 @@ class PiggybackTransport:
 
     def __post_init__(self) -> None:
         self._seen = Remembered[PeerId, int]()
+        self.asked = Counter[PeerId]()  # calls whose answers are not here yet
         self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
 
     @property
@@ -92,6 +94,7 @@ class PiggybackTransport:
         method = call.header.WhichOneof("body")
         assert method is not None, "a call without a body asks for nothing"
         self._ride(peer, method, call.header)
+        self.asked[peer] += 1
         try:
             answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         except Busy:
@@ -101,6 +104,10 @@ class PiggybackTransport:
                 self._told.pop(peer, None)
             self._seen.pop(peer, None)
             raise
+        finally:
+            self.asked[peer] -= 1
+            if not self.asked[peer]:
+                del self.asked[peer]
         if method in SILENT:
             return answer
         self._hear_progress(peer, answer.header.progress)
