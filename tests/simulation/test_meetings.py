@@ -80,20 +80,21 @@ def test_four_home_machines_meet_as_often_as_planned() -> None:
 
 
 def test_eight_home_machines_step_on_means_in_pieces_as_planned() -> None:
-    """Large packets on thin lines: all own pieces from the first round on, and who validates hurries nobody. One owner
-    for all, or patience learned from a validator's few samples, left a tenth of the speed."""
+    """Large packets on thin lines: all average pieces from the first round on, and a validator hurries nobody. One owner
+    of all pieces, or patience learned from a validator's few samples, left a fifth of the speed."""
     kind = homes(8, 20.0)
     begun = recipe(125_000_000).manifest
     manifest = dataclasses.replace(
         begun,
+        model=dataclasses.replace(begun.model, context=1024),
         inner=dataclasses.replace(begun.inner, inner_batch=2048),
         gossip=GossipSpec(method="gradient", codec="huffman", group=0, butterfly=True, round_samples=2048),
         limits=dataclasses.replace(begun.limits, exchange_timeout_s=120.0),
     )
     kind = dataclasses.replace(kind, flops=1e13)
     planned = plan(manifest, (kind,), 1.0).samples_per_s
-    found = simulated_rate(manifest, (kind,), 420.0, lambda text: None)
-    assert found.tokens_per_s / manifest.model.context > 0.6 * planned
+    found = simulated_rate(manifest, (kind,), 480.0, lambda text: None)
+    assert found.tokens_per_s / manifest.model.context > 0.7 * planned
     assert found.meets_every_steps < 1.1
 
 

@@ -1,6 +1,6 @@
 """Counts the calls of our own functions that a microbatch takes at one node, without its network.
 
-`python -m tests.support.calls` prints them, by module and function.
+`python -m tests.support.calls [MICROBATCHES]` prints them, by module and function.
 """
 
 import sys
@@ -102,4 +102,4 @@ async def calls_of_a_microbatch(microbatches: int = MICROBATCHES) -> Calls:
 
 
 if __name__ == "__main__":
-    print(VillageLoop().run(calls_of_a_microbatch()).table())
+    print(VillageLoop().run(calls_of_a_microbatch(*map(int, sys.argv[1:]))).table())

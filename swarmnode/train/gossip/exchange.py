@@ -720,7 +720,7 @@ class Gossip:
         begun = asyncio.get_running_loop().time()
         drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
         packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
-        commit_s = self._step_patience_s(0) + self.pace.exchange_s  # the means of the round before came to us first
+        commit_s = self._step_patience_s(0)
         meeting = Meeting(
             plan.round_index,
             drafted,

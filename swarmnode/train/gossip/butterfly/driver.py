@@ -413,8 +413,6 @@ class Butterfly:
                 state, owner, await self._call(owner, wire.Butterfly(pieces=body), meeting.packets_s, tensors)
             )
         except (RemoteFault, Unavailable) as error:
-            state.gone.add(owner)  # it averages nothing of this round
-            self._wake()
             self._here.telemetry.event(
                 "butterfly.not_given", round=state.of.round_index, peer=owner, reason=str(error), level="debug"
             )
@@ -426,7 +424,7 @@ class Butterfly:
         givers = [peer for peer in roster.givers if peer != state.me]
 
         async def come(peer: PeerId) -> None:
-            await self._awaited(peer, lambda: peer in state.given or peer in state.gone, meeting.packets_s)
+            await self._awaited(peer, lambda: peer in state.given, meeting.packets_s)
 
         await asyncio.gather(*[come(peer) for peer in givers])
         given = {peer: pieces.data for peer, pieces in state.given.items()}
@@ -469,7 +467,7 @@ class Butterfly:
             owners = []  # there is nothing to average
 
         async def come(owner: PeerId) -> None:
-            await self._awaited(owner, lambda: owner in state.means or owner in state.gone, 2.0 * meeting.packets_s)
+            await self._awaited(owner, lambda: owner in state.means, 2.0 * meeting.packets_s)
 
         waits = [come(owner) for owner in owners]
         if state.mine and roster.givers:
