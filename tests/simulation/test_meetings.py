@@ -80,8 +80,8 @@ def test_four_home_machines_meet_as_often_as_planned() -> None:
 
 
 def test_eight_home_machines_step_on_means_in_pieces_as_planned() -> None:
-    """Large packets on thin lines: all average pieces from the first round on, and a validator hurries nobody. One owner
-    of all pieces, or patience learned from a validator's few samples, left a fifth of the speed."""
+    """Large packets on thin lines: all average pieces from the first round on, and a validator hurries nobody. One
+    owner of all pieces, or patience learned from a validator's few samples, left a fifth of the speed."""
     kind = homes(8, 20.0)
     begun = recipe(125_000_000).manifest
     manifest = dataclasses.replace(
