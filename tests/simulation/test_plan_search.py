@@ -411,7 +411,8 @@ def test_steps_are_larger_on_thinner_lines_and_the_reason_is_said() -> None:
 
 def test_packets_that_travel_while_the_next_step_is_trained_hide_behind_it_or_it_behind_them() -> None:
     run = replace(fit(PRESETS["demo"], samples=100_000).manifest, pipeline=PipelineSpec(stages=1))
-    late, plain = (together(run, butterfly=True, delay=delay) for delay in (1, 0))
+    plain = together(run, butterfly=True)
+    late = with_values(plain, delay=1)
     quick = MachineKind("laptop", 8, 1e11, 1e8, 1e8, Address("local", 0.001), memory_gb=16.0)
     for kind in (quick, replace(quick, up=1e5, down=1e5)):
         one, other = (plan(made, [kind], 1e6) for made in (late, plain))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.app.cli.option.param import FOLDER
+from swarmnode.app.cli.option.param import CACHE, FOLDER
 from swarmnode.app.cli.output.console import bar, note
 from swarmnode.base.plugin import check_library
 from swarmnode.base.user_folders import default_cache, default_home
@@ -139,9 +139,7 @@ def command(
 @AVERAGE
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
 @DATA
-@click.option(
-    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
-)
+@CACHE
 @click.option("--all", "everything", is_flag=True, help="Also measure what [evaluation] of the manifest lists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval(  # noqa: A001  the verb's name

@@ -17,6 +17,7 @@ import click
 from swarmnode.app.cli.option.config_file import origins
 from swarmnode.app.cli.option.param import (
     BOOTSTRAP,
+    CACHE,
     DISK,
     DURATION,
     FOLDER,
@@ -284,9 +285,7 @@ class JoinCommand(SectionedCommand):
 )
 @click.option("--resume", default="", show_default=False, metavar="URL", help="Start from the newest checkpoint there.")
 @click.option("--resume-other", is_flag=True, help="Also one of another run with the same model.")
-@click.option(
-    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
-)
+@CACHE
 @click.option(
     "--notice",
     type=click.Choice(["auto", "aws", "gcp", "azure", "none"]),

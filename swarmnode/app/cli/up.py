@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from swarmnode.app.cli.option.param import DURATION, FOLDER, LISTEN, STAGES_MAX, TRACK
+from swarmnode.app.cli.option.param import CACHE, DURATION, FOLDER, LISTEN, STAGES_MAX, TRACK
 from swarmnode.app.cli.output.console import paper
 
 NODES_MAX = 256
@@ -59,9 +59,7 @@ COUNT = click.IntRange(min=1)
     "--data-root", type=FOLDER, help="Folder of the run's data set or tokenizer.  [default: RUN, if that is a folder]"
 )
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
-@click.option(
-    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
-)
+@CACHE
 @TRACK
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
 def command(run: Path | None, listen: str | None, as_json: bool, **options: Any) -> int:

@@ -358,14 +358,11 @@ def _round_choices(manifest: Manifest) -> Iterator[Manifest]:
         yield with_values(manifest, round_samples=round_samples, group=group, uplink_share=share)
 
 
-def together(
-    manifest: Manifest, codec: str = "int8", fragments: int = 1, *, butterfly: bool = False, delay: int = 0
-) -> Manifest:
+def together(manifest: Manifest, codec: str = "int8", fragments: int = 1, *, butterfly: bool = False) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
     made = with_values(manifest, method="gradient", codec=codec, group=0, fragments=fragments, butterfly=butterfly)
-    made = with_values(made, delay=delay)
-    return with_values(made, round_samples=batch, inner_batch_max=0)
+    return with_values(made, delay=0, round_samples=batch, inner_batch_max=0)
 
 
 def _averaged(manifest: Manifest, nodes: int) -> Iterator[Manifest]:

@@ -38,7 +38,6 @@ TOLD = 5  # guess: mates that one node tells of a ban; four hops reach 600
 HOPS_MAX = 3  # guess: mates know a fifth of a large stage, so that 25 of them know a replica five times over
 PASSED_PER_S = 1.0  # guess: of a thousand nodes one dies in 20 s at 16 % an hour
 PASSED_BURST = 60.0  # guess: a zone's failure
-PINGS_MAX = PINGED_MAX  # at once
 
 
 class FailureDetector:
@@ -146,7 +145,7 @@ class SilenceWatch:
             if hops < HOPS_MAX and self._passed.take(now_s):
                 self._asked[named] = now_s
                 self._unknown[named] = hops
-        elif self._router_of(named) is not None and len(self._heard) + len(self._pinging) < PINGS_MAX:
+        elif self._router_of(named) is not None and len(self._heard) + len(self._pinging) < PINGED_MAX:
             self._asked[named] = now_s
             self._heard[named] = peer
         self._presence.banned.set()

@@ -224,6 +224,9 @@ ADDRESS = Parsed("address", check_address)
 OWN_RUN = Parsed("run", check_own_run)
 URL = Parsed("url", check_url)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+CACHE = click.option(
+    "--cache", type=FOLDER, help="The run's text as tokens, kept for all runs here.  [default: ~/.cache/swarmnode]"
+)
 home_option = click.option(
     "--home",
     type=FOLDER,
