@@ -289,7 +289,7 @@ def learning(
     from benchmarks.swarm import learning as bench
     from swarmnode.app.daemon.clock import SystemClock
     from swarmnode.model.device import resolve_device
-    from swarmnode.run.manifest import PRESETS
+    from swarmnode.run.manifest.recipe import PRESETS
 
     numbers = () if plain_only else bench.replicas_of(replicas)
     manifest, base = (PRESETS[preset], None) if run is None else _read(run)
@@ -323,7 +323,8 @@ def one_device(device: str, small: bool, as_json: bool) -> None:
 
 def _read(run: Path) -> tuple[Manifest, Path]:
     """The manifest of `run`, and the base of its relative paths."""
-    from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
+    from swarmnode.run.manifest import read_signed
+    from swarmnode.run.manifest.folder import MANIFEST_FILE, SIGNED_FILE, read_manifest
 
     if not run.is_dir():
         return read_signed(run)[1], run.parent
@@ -533,8 +534,7 @@ def data_parallel(
     model, batch and text at the same time: two nodes beside DistributedDataParallel (gloo) with two processes, other
     numbers beside one process of one thread. With the memory of the largest node."""
     from benchmarks.swarm import data_parallel as bench
-    from swarmnode.run.manifest import PRESETS
-    from swarmnode.run.manifest.recipe import model_of
+    from swarmnode.run.manifest.recipe import PRESETS, model_of
 
     try:
         counts = [int(text) for text in nodes.split(",")]

@@ -275,7 +275,7 @@ class SimNode:
             return
         places = self.world.scenario.manifest.limits.in_flight_max
         for served in (node.served for node in self.nodes):
-            for position, count in () if served is None else served.backlog.slots.taken.items():
+            for position, count in () if served is None else served.parts.backlog.slots.taken.items():
                 laws.bound(self.label, f"microbatches held at position {position}", count, places)
         laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
 

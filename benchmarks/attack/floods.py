@@ -29,7 +29,9 @@ from swarmnode.app.local.child import environment
 from swarmnode.app.local.fleet import Fleet
 from swarmnode.base.errors import LocalFault, UsageError
 from swarmnode.base.ports import Clock
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE, read_signed, verify
+from swarmnode.run.manifest import read_signed, verify
+from swarmnode.run.manifest.folder import SIGNED_FILE
+from swarmnode.run.manifest.recipe import PRESETS
 
 NODES = 4
 STAGES = 2

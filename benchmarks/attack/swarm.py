@@ -22,16 +22,8 @@ from swarmnode.app.planner.fleet import MachineKind, parse_fleet
 from swarmnode.base.metrics import name
 from swarmnode.keep.transfer.state_slices import apart
 from swarmnode.model.device import use_one_thread
-from swarmnode.run.manifest import (
-    PRESETS,
-    GossipSpec,
-    InnerSpec,
-    LimitsSpec,
-    Manifest,
-    ModelSpec,
-    PipelineSpec,
-    TrainingSpec,
-)
+from swarmnode.run.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, TrainingSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmsim import event_queue, real_training
 from swarmsim.life import SimulatedLife
 from swarmsim.machine import Meter

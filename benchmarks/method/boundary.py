@@ -47,7 +47,8 @@ from benchmarks.method.gossip import in_processes
 from benchmarks.method.replica_batch import read_text
 from benchmarks.swarm.plain_model import PlainLlama, PlainMuon, initialise
 from swarmnode.base.errors import UsageError
-from swarmnode.run.manifest import PRESETS, ModelSpec
+from swarmnode.run.manifest import ModelSpec
+from swarmnode.run.manifest.recipe import PRESETS
 
 TILE = 64  # numbers of a token that share a scale
 SCALE_LEAST = 2.0**-100  # of zeros

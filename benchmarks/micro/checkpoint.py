@@ -33,7 +33,8 @@ from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings, Shapes
 from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.keep.transfer.snapshot import Snapshot
 from swarmnode.net.membership.progress import to_message
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 
 PIECE_NBYTES = 8 << 20
 TARGET_DISK = 0.7

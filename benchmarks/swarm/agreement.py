@@ -36,7 +36,8 @@ from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.model.split import stages_of
 from swarmnode.net.membership.liveness import ping_fault
 from swarmnode.net.transport.capacity import TIMEOUT_S, noise
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
 from swarmsim.scenario import RecoveryBounds, Scenario

@@ -24,7 +24,7 @@ from swarmnode.app.local.summary import totals
 from swarmnode.base.errors import LocalFault
 from swarmnode.base.ids import seeded
 from swarmnode.base.ports import Clock
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 
 KILLS_MIN = 20
 KILLS_MORE = (

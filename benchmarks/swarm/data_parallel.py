@@ -33,7 +33,8 @@ from swarmnode.app.planner.plan_search import together
 from swarmnode.base.metrics import name
 from swarmnode.base.user_folders import default_cache
 from swarmnode.model.device import autocasts
-from swarmnode.run.manifest import SIGNED_FILE, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import SIGNED_FILE
 from swarmnode.run.manifest.recipe import parameters_of
 
 PROCESSES = {2: 2}  # of DDP beside so many nodes; one plain process beside others

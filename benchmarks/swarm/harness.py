@@ -21,8 +21,8 @@ from swarmnode.base.errors import LocalFault
 from swarmnode.base.metrics import name
 from swarmnode.base.user_folders import default_cache
 from swarmnode.base.wire.record_pb2 import NODE_STATE_TRAINING
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import SIGNED_FILE, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
 
 POLL_S = 0.3
 FINE_S = 0.05
@@ -148,8 +148,8 @@ def fleet_in(
 ) -> Fleet:
     """Fleet of a fresh run of `manifest` in `folder`, not started. `cache` None: this user's. `stage_of`: each node's
     stage, if not assigned in turn; `devices`: as in FleetPlan."""
-    manifests.init(folder, manifest)
-    manifests.sign_folder(folder)
+    init(folder, manifest)
+    sign_folder(folder)
     stages = manifest.pipeline.stages
     seed = manifest.seed
     plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)

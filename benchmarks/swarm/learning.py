@@ -41,8 +41,8 @@ from swarmnode.base.errors import UsageError
 from swarmnode.base.ports import Clock
 from swarmnode.base.user_folders import default_cache
 from swarmnode.model.device import autocasts, use_one_thread
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import SIGNED_FILE, Manifest, ModelSpec
+from swarmnode.run.manifest import Manifest, ModelSpec
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
 
 Point = tuple[float, float]
 Curve = Sequence[Point]
@@ -242,8 +242,8 @@ def run(
 
 
 def _signed(folder: Path, manifest: Manifest) -> Path:
-    manifests.init(folder, manifest)
-    manifests.sign_folder(folder)
+    init(folder, manifest)
+    sign_folder(folder)
     return folder / SIGNED_FILE
 
 

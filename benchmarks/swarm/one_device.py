@@ -25,8 +25,8 @@ from swarmnode.app.local.summary import count
 from swarmnode.base.errors import LocalFault
 from swarmnode.base.metrics import name
 from swarmnode.model.device import autocasts, half_dtype
-from swarmnode.run import manifest as manifests
 from swarmnode.run.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest.folder import init, read_manifest
 
 STAGES = 3
 WARM_SAMPLES = 64
@@ -82,7 +82,7 @@ def _manifest(small: bool, boundary: str) -> Manifest:
 def _plain(manifest: Manifest, device: str, seconds: float) -> float:
     """Tokens per second of plain PyTorch, in a process of its own: its memory is free afterwards."""
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        manifests.init(Path(folder), manifest)
+        init(Path(folder), manifest)
         command = [sys.executable, "-m", "benchmarks.swarm.one_device", folder, device, str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -144,5 +144,5 @@ async def _swarm(manifest: Manifest, device: str, nodes: int, measure_s: float) 
 
 if __name__ == "__main__":
     given, where, span = sys.argv[1:]
-    run_of = manifests.read_manifest(Path(given) / "manifest.toml")
+    run_of = read_manifest(Path(given) / "manifest.toml")
     sys.stdout.write(f"{train_plainly(run_of, where, float(span))}\n")

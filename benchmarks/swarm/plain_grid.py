@@ -20,7 +20,8 @@ from benchmarks.swarm.pytorch_learning import VERSION, GridPoint, LossPoint, Tra
 from swarmnode.base.errors import LocalFault
 from swarmnode.base.ids import digest
 from swarmnode.data.indexed import open_text
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 
 BATCHES = (8, 4, 16, 32, 64)  # best first, so that an interrupted bench has them in its journal
 ADAMW_RATES = (1.5e-3, 1.05e-3, 2.1e-3, 3e-3, 0.75e-3)  # around the best of batches of 4 to 32 (demo, 7,500 samples)

@@ -24,7 +24,6 @@ from swarmnode.app.planner.fleet import MachineKind
 from swarmnode.app.planner.geography import Address
 from swarmnode.base.errors import UsageError
 from swarmnode.run.manifest import (
-    PRESETS,
     DataSpec,
     GossipSpec,
     InnerSpec,
@@ -35,6 +34,7 @@ from swarmnode.run.manifest import (
     boundary_codes,
     boundary_nbytes,
 )
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmsim.life import simulate
 from swarmsim.network import Weather
 from swarmsim.scenario import RecoveryBounds, Scenario

@@ -24,7 +24,8 @@ from swarmnode.app.planner.fitted import fitted
 from swarmnode.app.planner.fleet import MachineKind
 from swarmnode.app.planner.geography import Address
 from swarmnode.app.planner.plan_search import with_values
-from swarmnode.run.manifest import PRESETS, Manifest, Recipe, fit
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS, Recipe, fit
 from swarmsim.drawing import COLOURS, STYLE, Curve, drawing, table
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario

@@ -25,8 +25,9 @@ from swarmnode.app.local.fleet import Fleet, FleetPlan
 from swarmnode.app.local.summary import count
 from swarmnode.base.metrics import name
 from swarmnode.base.user_folders import default_cache
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS
 
 NODES = 6
 WARM_SAMPLES = 256
@@ -43,8 +44,8 @@ def run(measure_s: float = MEASURE_S, plain_s: float = PLAIN_S, preset: str = "d
     manifest = PRESETS[preset]
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name_:
         folder = Path(name_)
-        manifests.init(folder, manifest)
-        manifests.sign_folder(folder)
+        init(folder, manifest)
+        sign_folder(folder)
         signed = folder / SIGNED_FILE
         batch = manifest.inner.inner_batch * NODES // manifest.pipeline.stages
         before = _plain_all(signed, batch, manifest, plain_s)

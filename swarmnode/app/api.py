@@ -26,7 +26,8 @@ from swarmnode.base.plugin import check_library, library
 from swarmnode.base.text_file import decoded
 from swarmnode.base.user_folders import default_cache, default_home
 from swarmnode.base.work import Work
-from swarmnode.run.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_signed, verify
+from swarmnode.run.manifest import Manifest, parse, read_signed, verify
+from swarmnode.run.manifest.folder import SIGNED_FILE, manifest_at
 from swarmnode.run.manifest.text import from_tree
 
 if TYPE_CHECKING:

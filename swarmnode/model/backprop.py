@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from swarmnode.model.matrix_gradients import MatrixGradients, MatrixProduct
 from swarmnode.model.memory_budget import GraphMemory, Passes, choose_passes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.stage_input import StageInput
-from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
+
+if TYPE_CHECKING:
+    from swarmnode.model.subspace import Subspace
 
 # The summed cross entropy of a linear head, in chunks of rows, so that the logits of a microbatch never exist at once.
 #

@@ -23,7 +23,8 @@ from swarmnode.model.export_tokenizer import byte_tokenizer, end_of_text, specia
 from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
-from swarmnode.run.manifest import MANIFEST_FILE, Manifest, template
+from swarmnode.run.manifest import Manifest, template
+from swarmnode.run.manifest.folder import MANIFEST_FILE
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")

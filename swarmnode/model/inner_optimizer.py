@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from swarmnode.model.muon import FlatMuon, MuonMatrix
 from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.section import StepRule, stepped
 from swarmnode.model.split import TABLE, is_writer
-from swarmnode.model.subspace import Subspace
 from swarmnode.run.manifest import Manifest, boundary_width
 from swarmnode.run.manifest.kind_compat import trains_both_ends
+
+if TYPE_CHECKING:
+    from swarmnode.model.subspace import Subspace
 
 # Clip gradients from a later stage to their usual norm before they are used.
 #

@@ -14,15 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from swarmnode.model.moments import Moments, made
 from swarmnode.model.optimizer import FlatAdamW, Span
-from swarmnode.model.subspace import Subspace
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.run.manifest import InnerSpec
+
+if TYPE_CHECKING:
+    from swarmnode.model.subspace import Subspace
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (Jordan et al., 2024): the steepest slope at zero that still keeps singular

@@ -32,7 +32,6 @@ from swarmnode.model.memory_budget import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import InputReader, StageInput
-from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
@@ -40,6 +39,7 @@ from swarmnode.run.manifest import Manifest, boundary_codes
 
 if TYPE_CHECKING:
     from swarmnode.model.frozen import FrozenParameters
+    from swarmnode.model.subspace import Subspace
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -140,6 +140,8 @@ class StageReplica:
             self.initialize()
         self.subspace: Subspace | None = None
         if manifest.pipeline.boundary == "subspace":
+            from swarmnode.model.subspace import Subspace
+
             self.subspace = Subspace.of(manifest, self.device, dtype)
             self.subspace.constrain_(self.named(self.theta))
         self.module, self.frozen = stage_module(manifest, self.part, self.device, dtype, self.named(self.theta))

@@ -52,7 +52,7 @@ from swarmnode.train.gossip.acceptance import Acceptance
 from swarmnode.train.gossip.final_delta import FinalDeltas
 from swarmnode.train.gossip.pairing import partners
 from swarmnode.train.gossip.round import RoundPace, Rounds
-from swarmnode.train.node.served_stage import ready_to_serve
+from swarmnode.train.node.stage_catch_up import ready_to_serve
 from swarmnode.train.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.train.pipeline.microbatch_size import window_limit
 from swarmnode.train.pipeline.rebalance import (

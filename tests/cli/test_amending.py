@@ -11,7 +11,8 @@ from swarmnode.app.cli.owner import AHEAD_PERIODS, chain_of
 from swarmnode.app.daemon import ready_file
 from swarmnode.run import manifest as manifests
 from swarmnode.run import owner
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.node.access_list import PERIOD_S
 from tests.support.web_folder import web_folder
 
@@ -21,8 +22,8 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    manifests.init(folder, PRESETS["tiny"])
-    manifests.sign_folder(folder)
+    init(folder, PRESETS["tiny"])
+    sign_folder(folder)
     return folder
 
 

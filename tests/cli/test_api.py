@@ -16,9 +16,9 @@ from swarmnode.app.cli.main import main
 from swarmnode.app.dashboard.history import history_path
 from swarmnode.base import plugin
 from swarmnode.base.errors import ManifestError, RemoteFault, Unavailable, UsageError
-from swarmnode.run import manifest as manifests
 from swarmnode.run.admission.invite import Invite, encode
 from swarmnode.run.manifest import parse
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmsim.scenario import chosen
 from tests.support.watched import RUN, TINY, watched_run
 
@@ -136,7 +136,7 @@ def test_a_plan_is_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     planned = swarmnode.plan(run, fleet, 1e8)
     assert (planned.tokens_per_s, planned.days, planned.limit) == (told["tokens_per_s"], told["days"], told["limit"])
-    assert swarmnode.plan(manifests.PRESETS["tiny"], fleet, stages=1).stages[0].part.layers.start == 0
+    assert swarmnode.plan(PRESETS["tiny"], fleet, stages=1).stages[0].part.layers.start == 0
 
 
 def curve(name: str, floor: float, samples: int) -> swarmnode.RunHistory:

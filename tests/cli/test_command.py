@@ -156,7 +156,7 @@ def test_init_searches_the_settings_that_suit_the_machines(
 ) -> None:
     """Eight cards at home learn in one stage with long rounds; in three, over lines half as fast, they would be slower
     than one of them."""
-    from swarmnode.run.manifest import read_manifest
+    from swarmnode.run.manifest.folder import read_manifest
 
     folder = tmp_path / "run"
     asked = ("--parameters", "125000000", "--nodes", "8", *HOME)
@@ -199,9 +199,9 @@ def test_init_refuses_what_contradicts_itself(tmp_path: pathlib.Path, capsys: py
 
 def test_the_presets_of_init_are_those_of_the_manifest() -> None:
     from swarmnode.app.cli.init import PRESETS
-    from swarmnode.run import manifest
+    from swarmnode.run.manifest import recipe
 
-    assert set(PRESETS) == set(manifest.PRESETS)
+    assert set(PRESETS) == set(recipe.PRESETS)
 
 
 async def test_status_of_a_real_socket_as_table_and_json(

@@ -17,7 +17,7 @@ from swarmnode.app.local.text_pieces import pieces
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer, huggingface_tokenizer
 from swarmnode.model.export import read_tensors
 from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import SIGNED_FILE
+from swarmnode.run.manifest.folder import SIGNED_FILE
 from tests.support.left_session import AGE, RUN, left_session
 from tests.support.tiny_model import TINY
 

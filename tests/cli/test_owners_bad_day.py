@@ -35,7 +35,7 @@ from swarmnode.run.admission.access import (
 from swarmnode.run.admission.admission import Admission
 from swarmnode.run.admission.amendment import Amendments
 from swarmnode.run.admission.invite import Invite, decode
-from swarmnode.run.manifest import SIGNED_FILE
+from swarmnode.run.manifest.folder import SIGNED_FILE, write_signed
 from tests.support.clock import WallClock
 
 Capture = pytest.CaptureFixture[str]
@@ -217,7 +217,7 @@ def fork_at_home(run: Run) -> None:
     theirs = rivals(run)[-1]
     signed, _ = manifests.read_signed(run.folder / SIGNED_FILE)
     signed.amendments.extend(theirs.signed)
-    manifests.write_signed(run.folder / SIGNED_FILE, signed)
+    write_signed(run.folder / SIGNED_FILE, signed)
     run.member.learn(access_pb2.SignedAccessList(amendments=theirs.signed))
     run.say("owner", "rotate", "--recovery", str(run.recovery), "--after", "0")
     assert [one.recovery for one in chain_of(run.folder).chain] == [True]
@@ -346,7 +346,7 @@ def test_a_rotation_that_broke_off_is_finished_by_the_next(run: Run) -> None:
     made = manifests.read_signed(run.folder / SIGNED_FILE)[0]
     chain.sign(run.stolen, 0, {}, [owner.public_bytes(key)])
     made.amendments.extend(chain.signed)
-    manifests.write_signed(run.folder / SIGNED_FILE, made)
+    write_signed(run.folder / SIGNED_FILE, made)
     run.say("owner", "rotate")
     assert len(chain_of(run.folder).chain) == 2 and not fresh.exists()
     owner.create_owner(fresh)  # of one that broke off before anything was signed

@@ -9,7 +9,8 @@ from swarmnode.app.daemon.preflight import check_can_work
 from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, StageFit
 from swarmnode.base.errors import DataError, DiskFull, LocalFault, NotPermitted, SwarmnodeError
 from swarmnode.model.memory_budget import CPU
-from swarmnode.run.manifest import PRESETS, DataSpec, Manifest, ModelSpec
+from swarmnode.run.manifest import DataSpec, Manifest, ModelSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.options import options as node_options
 
 TINY = PRESETS["tiny"]

@@ -10,7 +10,8 @@ import pytest
 from swarmnode.app.cli.main import main
 from swarmnode.app.local import starter
 from swarmnode.base.errors import UsageError
-from swarmnode.run.manifest import PRESETS, parse, template
+from swarmnode.run.manifest import parse, template
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.run.manifest.text import with_value
 
 GOOD = (

@@ -16,15 +16,17 @@ from swarmnode.app.daemon.ready_file import Ready
 from swarmnode.app.local.run_folder import prepare
 from swarmnode.base.errors import LocalFault, ManifestError, UsageError
 from swarmnode.run import manifest as manifests
+from swarmnode.run.manifest.folder import init
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support import drive
 
-TINY = manifests.PRESETS["tiny"]
+TINY = PRESETS["tiny"]
 
 
 @pytest.fixture
 def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.chdir(tmp_path)
-    manifests.init(tmp_path / "run", TINY)
+    init(tmp_path / "run", TINY)
     return pathlib.Path("run")
 
 
@@ -66,7 +68,7 @@ def test_without_a_run_the_demo_gets_a_new_folder(tmp_path: pathlib.Path, monkey
     monkeypatch.chdir(tmp_path)
     first = prepare(None, 4, None, "now")
     second = prepare(None, 4, 2, "now")
-    assert first.manifest == manifests.PRESETS["demo"]
+    assert first.manifest == PRESETS["demo"]
     assert second.manifest.pipeline.stages == 2
     assert first.folder != second.folder
     names = ["manifest.schema.json", "manifest.signed", "manifest.toml", "owner.key"]

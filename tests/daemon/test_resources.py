@@ -13,7 +13,8 @@ from swarmnode.base.errors import HardwareFault, NotPermitted, UsageError
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, Passes, memory_need, mode_of
 from swarmnode.model.split import split, stages_of
-from swarmnode.run.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest import CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.node.limits import NodeRole
 from tests.support.options import options
 

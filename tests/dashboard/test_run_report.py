@@ -11,7 +11,7 @@ from swarmnode.app.cli.main import main
 from swarmnode.app.dashboard import view
 from swarmnode.app.dashboard.run_report import read_report, report_text, run_report, write_report
 from swarmnode.app.dashboard.totals import Contribution
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.watched import watched_run
 
 TINY = PRESETS["tiny"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.run.manifest import read_manifest
+from swarmnode.run.manifest.folder import read_manifest
 from tests.chaos.test_chaos import KILLS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -40,7 +40,8 @@ from swarmnode.run.admission.access import (
 )
 from swarmnode.run.admission.admission import Admission, parse_pass
 from swarmnode.run.admission.invite import Invite, decode, encode
-from swarmnode.run.manifest import PRESETS, Manifest, parse, parse_signed, sign, template
+from swarmnode.run.manifest import Manifest, parse, parse_signed, sign, template
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.run.manifest.signed import DOMAIN, canonical, run_id_of, verify
 from swarmnode.train.node.limits import Limits, change
 from tests.fuzz.files import SEEDS as FILES

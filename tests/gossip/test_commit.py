@@ -14,7 +14,7 @@ from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.metrics import name
 from swarmnode.base.ports import EQUAL, Answer, Call, OuterReport, Packet, Verdict, WireTensor
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.gossip.exchange import Gossip
 from swarmnode.train.gossip.outer_step import OuterStepResult
 from swarmnode.train.gossip.outgoing_packet import OutgoingPacket

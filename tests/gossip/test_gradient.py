@@ -11,7 +11,8 @@ from swarmnode.app.planner.plan_search import together
 from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Packet, StepReport, WireTensor
 from swarmnode.model.turn import Turn
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.gossip.compression import codec as codec_of
 from swarmnode.train.gossip.round import Share
 from swarmnode_methods.gradient import Gradient, ReplicaGradient

@@ -15,7 +15,8 @@ from swarmnode.base.errors import RemoteFault
 from swarmnode.base.ports import Packet, WireTensor
 from swarmnode.base.work import TargetCount, Work
 from swarmnode.run.gossip_rules import methods
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.gossip.round import SPEEDS_MAX
 from swarmnode_methods.gradient import GradientOf, ReplicaGradient
 from swarmnode_methods.packet_work import check_work, read_work, write_work

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.app.local.child import Child, node_command
 from swarmnode.app.local.fleet import Command
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 
 BOUND_S = 200.0
 STAGES = 3

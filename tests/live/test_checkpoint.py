@@ -13,8 +13,9 @@ import pytest
 
 from swarmnode.app.local.child import environment
 from swarmnode.app.local.spawn import NODE
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, CheckpointSpec
+from swarmnode.run.manifest import CheckpointSpec
+from swarmnode.run.manifest.folder import init
+from swarmnode.run.manifest.recipe import PRESETS
 
 BOUND_S = 240.0
 BUCKET = "swarm"
@@ -78,7 +79,7 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     preset = PRESETS["tiny"]
     gossip = replace(preset.gossip, round_samples=128, round_seconds_min=0.0)
     run = tmp_path / "run"
-    manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
+    init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
     first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "640", "--use-bucket")
     assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
     assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()

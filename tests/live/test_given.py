@@ -13,7 +13,7 @@ import pytest
 from swarmnode import connect
 from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.spawn import NODE
-from swarmnode.run.manifest import SIGNED_FILE, sign_folder
+from swarmnode.run.manifest.folder import SIGNED_FILE, sign_folder
 from tests.support.processes import HERE, end, output_of, until
 
 SETTINGS = (

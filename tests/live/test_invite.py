@@ -13,7 +13,8 @@ from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.spawn import NODE
 from swarmnode.run.admission.access import grant_name
 from swarmnode.run.admission.invite import decode
-from swarmnode.run.manifest import PRESETS, AccessSpec
+from swarmnode.run.manifest import AccessSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.processes import (
     BOUND_S,
     HERE,

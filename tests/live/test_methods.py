@@ -13,7 +13,8 @@ from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting, trains
 from swarmnode.app.local.child import Child
 from swarmnode.app.local.summary import totals
 from swarmnode.app.planner.plan_search import with_values
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 LEARNED = math.log(256) - 0.7  # nats: a guess among 256 bytes has log 256

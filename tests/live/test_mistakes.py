@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarmnode.app.local.child import Child
-from swarmnode.run.manifest import PRESETS, DataSpec, ModelSpec
+from swarmnode.run.manifest import DataSpec, ModelSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.processes import HERE, bootstrap, end, said, signed_run
 
 TINY = PRESETS["tiny"]

@@ -14,7 +14,7 @@ from benchmarks.swarm.harness import LOAD
 from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.spawn import NODE
 from swarmnode.keep.recovery import checkpoint
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.processes import BOUND_S, HERE, POLL_S, end, ended, signed_run, until
 
 LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old(?:, validation (\d+\.\d+))?")

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, TransportSpec
+from swarmnode.run.manifest import TransportSpec
+from swarmnode.run.manifest.folder import init
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.iroh_node import NEEDS_IROH
 from tests.support.network_lab import in_lab
 
 
 def test_nodes_behind_nats_train_together(tmp_path: Path) -> None:
-    manifests.init(tmp_path / "run", PRESETS["tiny"])
+    init(tmp_path / "run", PRESETS["tiny"])
     told = json.loads(in_lab("nat_lab.py", tmp_path))
     assert {name: fields["reach"] for name, fields in told["reach"].items()} == {
         "alice": "relayed",
@@ -27,7 +28,7 @@ def test_nodes_behind_nats_train_together(tmp_path: Path) -> None:
 @NEEDS_IROH
 @pytest.mark.nightly
 def test_over_iroh_nodes_with_an_open_port_train_and_others_are_told_to_open_one(tmp_path: Path) -> None:
-    manifests.init(tmp_path / "run", replace(PRESETS["tiny"], transport=TransportSpec("iroh")))
+    init(tmp_path / "run", replace(PRESETS["tiny"], transport=TransportSpec("iroh")))
     told = json.loads(in_lab("nat_lab.py", tmp_path))
     assert {name: fields["reach"] for name, fields in told["reach"].items()} == {
         "alice": "public",

@@ -19,7 +19,8 @@ import torch
 from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.spawn import NODE
 from swarmnode.data.indexed import open_text
-from swarmnode.run.manifest import SIGNED_FILE, Manifest, read_signed, sign_folder, verify
+from swarmnode.run.manifest import Manifest, read_signed, verify
+from swarmnode.run.manifest.folder import SIGNED_FILE, sign_folder
 from tests.support.live_swarm import settled
 from tests.support.processes import BOUND_S, HERE, end, output_of, said, until
 from tests.support.tokenizer import train_tokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.swarm.harness import resting
 from swarmnode.app.local.child import Child, NodePlan
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.live.test_checkpoint import events, up
 from tests.support.processes import bootstrap, end, output_of, signed_run, until
 

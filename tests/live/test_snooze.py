@@ -12,7 +12,7 @@ from swarmnode.app.local.child import Child, NodePlan, node_command
 from swarmnode.base.ids import RunId
 from swarmnode.run import owner
 from swarmnode.run.admission.access import UPDATE, AccessList, sign_access_list
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.processes import BOUND_S, bootstrap, end, ended, output_of, said, signed_run, until, worked
 
 

@@ -8,7 +8,7 @@ from benchmarks.swarm.harness import resting
 from swarmnode.app.local.child import Child, NodePlan
 from swarmnode.app.local.swarm_view import headline
 from swarmnode.base.ids import PeerId, machine_of, part_of
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.processes import bootstrap, end, output_of, signed_run, until, worked
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from swarmnode.app.local.child import Child, NodePlan, node_command
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.live.test_checkpoint import events
 from tests.support.processes import bootstrap, end, signed_run, until
 

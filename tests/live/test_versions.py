@@ -17,7 +17,7 @@ from benchmarks.swarm.harness import resting, trains
 from swarmnode.app.local.child import NodePlan
 from swarmnode.app.local.spawn import NODE
 from swarmnode.app.local.summary import totals
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.live_swarm import swarm_in
 from tests.support.processes import output_of
 

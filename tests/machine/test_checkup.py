@@ -19,7 +19,8 @@ from swarmnode.app.machine.checkup import (
     link_tokens_per_s,
 )
 from swarmnode.app.machine.stage_fit import FreeMemory, MachineMemory, StageFit, stage_fit
-from swarmnode.run.manifest import PRESETS, ModelSpec, boundary_nbytes
+from swarmnode.run.manifest import ModelSpec, boundary_nbytes
+from swarmnode.run.manifest.recipe import PRESETS
 
 
 def test_the_largest_stage_needs_the_most_memory() -> None:

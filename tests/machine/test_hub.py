@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from swarmnode.model.export import model_card
-from swarmnode.run.manifest import PRESETS, AboutSpec
+from swarmnode.run.manifest import AboutSpec
+from swarmnode.run.manifest.recipe import PRESETS
 
 REPO = "ada/model"
 TOKEN = "hf_stand_in"

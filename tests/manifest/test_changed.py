@@ -8,14 +8,15 @@ from swarmnode.app.cli.bootstrap import signed_manifest
 from swarmnode.app.cli.main import main
 from swarmnode.base.errors import ManifestError
 from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, sign_folder
+from swarmnode.run.manifest.folder import MANIFEST_FILE, SIGNED_FILE, init, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.run.manifest.text import with_value
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    manifests.init(folder, PRESETS["tiny"])
+    init(folder, PRESETS["tiny"])
     sign_folder(folder)
     return folder
 

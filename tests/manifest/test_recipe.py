@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from swarmnode.base.errors import UsageError
 from swarmnode.model.split import split
-from swarmnode.run.manifest import PRESETS, Manifest, PipelineSpec, fit, parse
-from swarmnode.run.manifest.recipe import model_of, parameters_of
+from swarmnode.run.manifest import Manifest, PipelineSpec, parse
+from swarmnode.run.manifest.recipe import PRESETS, fit, model_of, parameters_of
 from swarmnode.run.manifest.text import brief, value_of
 
 

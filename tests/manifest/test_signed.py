@@ -20,16 +20,13 @@ from swarmnode.run.manifest import (
     GossipSpec,
     Manifest,
     canonical,
-    init,
     parse,
     parse_signed,
-    read_manifest,
     read_signed,
     sign,
-    sign_folder,
     verify,
-    write_signed,
 )
+from swarmnode.run.manifest.folder import init, read_manifest, sign_folder, write_signed
 from swarmnode.run.manifest.signed import DOMAIN, SIGNED_BYTES_MAX, from_canonical
 from swarmnode.run.manifest.spec import CONSTANTS
 from swarmnode.run.owner import create_owner, load_owner, public_bytes

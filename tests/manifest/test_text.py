@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from swarmnode.base.errors import ManifestError
 from swarmnode.run.manifest import (
     MANIFEST_BYTES_MAX,
-    PRESETS,
     DataSpec,
     GossipSpec,
     InnerSpec,
@@ -26,6 +25,7 @@ from swarmnode.run.manifest import (
 )
 from swarmnode.run.manifest.check import is_below
 from swarmnode.run.manifest.cross_field import ACROSS
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.run.manifest.spec import BY_NAME, CONSTANTS, FIELDS
 from swarmnode.run.manifest.text import brief, build, schema, value_of, with_value
 from tests.support.method_tables import METHODS

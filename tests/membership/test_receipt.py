@@ -87,7 +87,7 @@ async def test_whole_nodes_thank_each_other() -> None:
         feeders = [people[0].node, people[2].node]
         await v.until(
             lambda: all(
-                node.served is not None and node.served.feeder is not None and node.served.feeder.done > 20
+                node.served is not None and node.served.parts.feeder is not None and node.served.parts.feeder.done > 20
                 for node in feeders
             ),
             "both feeders train",
@@ -101,7 +101,7 @@ async def test_whole_nodes_thank_each_other() -> None:
         assert sum(receipt.samples for receipt in got) > 100, "nearly all it did is thanked for"
         got.clear()
         await thanks[0].once(people[0].transport)
-        feeder = people[0].served.feeder
+        feeder = people[0].served.parts.feeder
         assert {receipt.client for receipt in got} == {people[1].node.me}, "who reads the data is thanked for it"
         assert feeder is not None and sum(receipt.microbatches for receipt in got) <= feeder.done + 16
         await v.leave()

@@ -18,7 +18,8 @@ from swarmnode.model.frozen import held, whole_weights
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.text_generation import whole_model
-from swarmnode.run.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
+from swarmnode.run.manifest import Manifest, ModelSpec, TrainingSpec, template
+from swarmnode.run.manifest.folder import MANIFEST_FILE
 from tests.support.published_model import llama, start_from
 from tests.support.saved_stage import save_left
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on

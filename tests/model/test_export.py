@@ -11,7 +11,8 @@ from swarmnode.model.export import stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, spread
 from swarmnode.model.running_mean import weight_of
 from swarmnode.model.stage import StageReplica
-from swarmnode.run.manifest import MANIFEST_FILE, DataSpec, Manifest, template
+from swarmnode.run.manifest import DataSpec, Manifest, template
+from swarmnode.run.manifest.folder import MANIFEST_FILE
 from tests.support.saved_stage import save_left
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 

@@ -21,7 +21,8 @@ from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.gguf_file import check_gguf, write_gguf
 from swarmnode.model.gguf_tokenizer import LLAMA3, QWEN2, gguf_tokenizer
 from swarmnode.model.split import parameter_shapes, split
-from swarmnode.run.manifest import PRESETS, Manifest, ModelSpec
+from swarmnode.run.manifest import Manifest, ModelSpec
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.llama_cpp import llama_cpp
 
 pytestmark = pytest.mark.node  # seconds to import transformers

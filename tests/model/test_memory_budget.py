@@ -14,7 +14,8 @@ from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
 from swarmnode.model.split import split, stages_of
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
-from swarmnode.run.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.run.manifest import GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.pretend_device import NAME, books
 from tests.support.stage_books import live
 

@@ -8,7 +8,8 @@ import torch
 from swarmnode.model.moments import BLOCK, MomentSection, QuantisedMoments
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.recipe import PRESETS
 
 pytestmark = pytest.mark.node  # some seconds
 

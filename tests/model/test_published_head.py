@@ -16,7 +16,8 @@ from swarmnode.data.base_index import ITEMSIZES
 from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.split import HEAD, TABLE
 from swarmnode.model.text_generation import whole_model
-from swarmnode.run.manifest import Manifest, read_manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import read_manifest
 from tests.support.published_model import VOCABULARY, start_from
 
 DEFAULTS = {"llama": False, "smollm3": True}

@@ -10,7 +10,7 @@ from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 from swarmnode.model.weight_stash import WorkingCopy
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 
 RUN = PRESETS["tiny"]
 SHAPE = (4, RUN.model.context, RUN.model.width)

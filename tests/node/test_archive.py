@@ -150,7 +150,7 @@ async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_bu
             with pytest.raises(RemoteFault, match="slow weights of stage 2"):
                 await ask(cut, stage)
         await ask(SLOW)
-        donor.served.donor._next_s = asyncio.get_running_loop().time() + 30.0
+        donor.served.held.donor._next_s = asyncio.get_running_loop().time() + 30.0
         with pytest.raises(Busy, match="a moment ago") as busy:
             await ask(SLOW)
         assert 0.0 < busy.value.retry_after_s <= 30.1
@@ -187,8 +187,8 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         for stage in range(3):
             v.add(stage)
         person = v.people[0]
-        await v.until(lambda: bool(person.node.served and person.served.feeder), "a feeder")
-        feeder = person.served.feeder
+        await v.until(lambda: bool(person.node.served and person.served.parts.feeder), "a feeder")
+        feeder = person.served.parts.feeder
         assert feeder is not None
         await v.until(lambda: feeder.validation is not None, "a validation")
         assert feeder.validation_first is not None

@@ -22,7 +22,7 @@ from tests.support.village import manifest as usual
 
 
 def auditor_of(person: Villager) -> Auditor:
-    judge = person.served.judge
+    judge = person.served.parts.judge
     assert isinstance(judge, StageJudge)
     return judge.auditor
 
@@ -396,7 +396,7 @@ async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, fee
         liar = v.add(0, SendsNoise if lie == "activations" else None)
         for stage in (*[0] * (feeders - 1), 1, 1):
             v.add(stage)
-        await v.until(lambda: liar.node.served is not None and liar.served.feeder is not None, "the liar feeds")
+        await v.until(lambda: liar.node.served is not None and liar.served.parts.feeder is not None, "the liar feeds")
         send = liar.served.hop.run_microbatch
 
         async def lying(process, x, tokens, *rest):  # type: ignore[no-untyped-def]

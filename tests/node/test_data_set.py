@@ -77,8 +77,8 @@ async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_pat
         assert not told(late, "data.failed"), "nobody lies"
         # Drawn once: what feeders finished together is what the run has counted.
         assert v.total() <= 40 * 8 * 100
-        losses = [p.served.feeder.validation for p in people if p.served.feeder is not None]
-        first = [p.served.feeder.validation_first for p in people if p.served.feeder is not None]
+        losses = [p.served.parts.feeder.validation for p in people if p.served.parts.feeder is not None]
+        first = [p.served.parts.feeder.validation_first for p in people if p.served.parts.feeder is not None]
         assert any(
             now is not None and begun is not None and now[0] < begun for now, begun in zip(losses, first, strict=True)
         )
@@ -112,7 +112,7 @@ async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path
         await meeting_point(v, tmp_path)
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
         await v.until(lambda: feeder.fed > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
-        assert feeder.served.feeder is not None and len(feeder.served.feeder._text._aside) >= 12
+        assert feeder.served.parts.feeder is not None and len(feeder.served.parts.feeder._text._aside) >= 12
         async with asyncio.timeout(100):
             await v.leave()
 

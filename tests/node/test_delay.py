@@ -146,12 +146,12 @@ async def test_a_node_that_is_held_ends_its_round_and_steps_with_the_others_agai
         add(here, 3)
         await all_step(here, 4)
         held = here.people[1]
-        held.served.hold("for a test")
+        held.served.held.hold("for a test")
         await held.served.gossip.idle.wait()
         here.people.remove(held)
         await all_step(here, 3)
         here.people.append(held)
-        await held.served.resume()
+        await held.served.catch_up.resume()
         await all_step(here, 6)
         check_alike([person for person in here.people if person is not held], 6)
 

@@ -111,8 +111,8 @@ async def test_a_machine_that_slept_while_its_mates_trained_takes_their_state_be
         done = away.served.gossip.done
         with cut_off(v, away):
             await v.trains(6 * 64, "its mate trains on", BOUND_S)
-            away.served._return._watch._told_s -= 1000.0  # as if its clock had gone on while it slept
-            away.served._return.behind(done + 6)  # at once: records here are as old as the sleep
+            away.served.catch_up.watch._watch._told_s -= 1000.0  # as if its clock had gone on while it slept
+            away.served.catch_up.watch.behind(done + 6)  # at once: records here are as old as the sleep
         await v.until(lambda: bool(told(away, "state.behind")), "it takes the newer state", BOUND_S)
         assert "slept" in str(told(away, "state.behind")[0]["reason"])
         assert len(averaged(away, 0)) == met, "its old one was averaged into nothing"

@@ -20,8 +20,10 @@ def manifest() -> Manifest:
 
 async def dies_with_answers_on_the_way(v: Village, victim: Villager, last: Villager) -> None:
     """Kill `victim` at a moment when the stage behind it has counted what `victim` has not answered yet."""
-    done = last.served.backlog.finished
-    await v.until(lambda: last.served.backlog.finished > done and len(victim.served.backlog) > 1, "microbatches there")
+    done = last.served.parts.backlog.finished
+    await v.until(
+        lambda: last.served.parts.backlog.finished > done and len(victim.served.parts.backlog) > 1, "microbatches there"
+    )
     await victim.die()
 
 

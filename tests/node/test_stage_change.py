@@ -68,7 +68,7 @@ async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
             "it serves its new stage",
         )
         assert told(mover, "state.downloaded"), "it brought the state along"
-        assert mover.served.feeder is None, "it feeds no more"
+        assert mover.served.parts.feeder is None, "it feeds no more"
         hop = mover.served.hop
         await v.until(lambda: hop is not None and hop.samples > 0, "it trains there")
         served = {p.node.stage for p in v.people}

@@ -26,7 +26,7 @@ from tests.support.village import TINY, Numbers, Village, Villager, losses, mani
 async def test_a_swarm_trains_meets_and_leaves() -> None:
     async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
         await v.fed(1024)
-        backlogs = [p.served.backlog for p in v.people]
+        backlogs = [p.served.parts.backlog for p in v.people]
         await v.leave()
         outcomes = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
         assert sum(outcomes) >= 6, f"rounds met in pairs: {outcomes}"

@@ -171,7 +171,9 @@ async def test_keys_do_not_choose_the_text_that_is_never_trained() -> None:
 
 def trained(v: Village) -> set[int]:
     """Blocks that feeders here finished themselves, lately."""
-    feeders = [p.served.feeder for p in v.people if p.node.served is not None and p.served.feeder is not None]
+    feeders = [
+        p.served.parts.feeder for p in v.people if p.node.served is not None and p.served.parts.feeder is not None
+    ]
     return {block for feeder in feeders for block in feeder.ledger._own}
 
 
@@ -232,7 +234,7 @@ def test_a_number_is_trained_once_but_for_a_few_lost_answers() -> None:
 
 
 def sends_one_block(feeder: Villager, block: int) -> None:
-    ledger = feeder.served.feeder.ledger  # type: ignore[union-attr]
+    ledger = feeder.served.parts.feeder.ledger  # type: ignore[union-attr]
     ledger.take = lambda feeders: (block, "for ever")  # type: ignore[method-assign]
     ledger.finish = lambda block: None  # type: ignore[method-assign]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from swarmnode.base.ids import PeerId
 from swarmnode.base.wire import record_pb2
-from swarmnode.run.manifest import PRESETS, boundary_codes, boundary_nbytes
+from swarmnode.run.manifest import boundary_codes, boundary_nbytes
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
 from swarmnode.train.pipeline.route import Router
 from tests.support.records import member

@@ -10,8 +10,8 @@ from swarmnode.app.planner.geography import Address
 from swarmnode.app.planner.plan import plan
 from swarmnode.app.planner.simulated import Simulated
 from swarmnode.base.errors import UsageError
-from swarmnode.run.manifest import PRESETS, GossipSpec, Manifest
-from swarmnode.run.manifest.recipe import Recipe, fit
+from swarmnode.run.manifest import GossipSpec, Manifest
+from swarmnode.run.manifest.recipe import PRESETS, Recipe, fit
 from swarmsim.life import simulate
 from swarmsim.report import rows
 from swarmsim.scenario import RecoveryBounds, Scenario

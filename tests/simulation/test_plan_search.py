@@ -17,8 +17,9 @@ from swarmnode.app.planner.plan import ALIKE, in_flight_needed, plan, step_excha
 from swarmnode.app.planner.plan_search import limit_of, search, together, with_values
 from swarmnode.app.planner.stage_memory import fit_of
 from swarmnode.base.errors import UsageError
-from swarmnode.run.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
+from swarmnode.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
 from swarmnode.run.manifest.cross_field import ACROSS
+from swarmnode.run.manifest.recipe import PRESETS, fit
 
 RUN = Manifest(
     model=ModelSpec(layers=4, width=1024, heads=8, kv_heads=4, ffn=2816, context=128),

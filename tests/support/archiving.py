@@ -90,7 +90,7 @@ class Liar(Recording):
 async def trained(v: Village, stages: tuple[int, ...], liar: int | None = None, samples: int = 256) -> list[Villager]:
     v.owner = OWNER_KEY
     people = [v.add(stage, Liar if index == liar else None) for index, stage in enumerate(stages)]
-    await v.until(lambda: all(p.node.served and p.served.feeder for p in people if p.node.stage == 0), "feeders")
+    await v.until(lambda: all(p.node.served and p.served.parts.feeder for p in people if p.node.stage == 0), "feeders")
     await v.until(lambda: v.total() >= samples, "it trains")
     await v.until(lambda: all(p.node.state == 3 for p in people), "everybody serves")
     return people

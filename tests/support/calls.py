@@ -92,7 +92,7 @@ async def calls_of_a_microbatch(microbatches: int = MICROBATCHES) -> Calls:
     """The calls that a microbatch takes at a node, in a village of a node a stage."""
     async with village(quiet(), stages=range(STAGES)) as v:
         await v.fed(SampleCount(128))
-        feeder = v.people[0].served.feeder
+        feeder = v.people[0].served.parts.feeder
         assert feeder is not None
         before = feeder.done
         with Counting() as counting:

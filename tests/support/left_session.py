@@ -18,7 +18,8 @@ from swarmnode.keep.recovery.resumption import CheckpointOptions
 from swarmnode.model.export import stage_state_dict
 from swarmnode.net.membership.progress import to_message
 from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import SIGNED_FILE, Manifest, PipelineSpec
+from swarmnode.run.manifest import Manifest, PipelineSpec
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder, write_signed
 from tests.support.saved_stage import save_left
 from tests.support.tiny_model import TINY, token_batch, train_on
 
@@ -34,12 +35,12 @@ RUN = Manifest(
 def left_session(folder: Path) -> Path:
     """The folder of a session of the run in `folder`: a checkpoint, and what two replicas of each stage saved."""
     run = RUN
-    manifests.init(folder, run)
-    signed = manifests.sign_folder(folder)
+    init(folder, run)
+    signed = sign_folder(folder)
     run_id = manifests.verify(signed, None)[1]
     place = folder / "up-1"
     place.mkdir()
-    manifests.write_signed(place / SIGNED_FILE, signed)
+    write_signed(place / SIGNED_FILE, signed)
     replicas = [TorchReplica(run, stage) for stage in range(3)]
     for peer in ("peerAAAA", "peerBBBB"):
         train_on([replica.stage for replica in replicas], token_batch(run.model, seed=len(peer) + ord(peer[-1])))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
 from swarmnode.app.local.fleet import Command
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 
 BOUND_S = 150.0  # for one condition, on a machine that others load
 

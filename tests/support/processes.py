@@ -8,8 +8,9 @@ from pathlib import Path
 
 from swarmnode.app.local.child import Child, NodePlan, environment, node_command
 from swarmnode.app.local.spawn import NODE, SPAWNER
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE, Manifest
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 POLL_S = 0.25  # each look costs a node and the test some milliseconds
@@ -27,8 +28,8 @@ HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
 
 def signed_run(folder: Path, run: Manifest = PRESETS["tiny"]) -> Path:
     """The signed manifest of a new run in `folder`, with its owner's key beside it."""
-    manifests.init(folder, run)
-    manifests.sign_folder(folder)
+    init(folder, run)
+    sign_folder(folder)
     return folder / SIGNED_FILE
 
 

@@ -20,7 +20,8 @@ from swarmnode.base.identity import Identity
 from swarmnode.base.ids import PeerId, RunId
 from swarmnode.base.wire import record_pb2, report_pb2
 from swarmnode.net.membership.record import check_record
-from swarmnode.run.manifest import PRESETS, Manifest, sign
+from swarmnode.run.manifest import Manifest, sign
+from swarmnode.run.manifest.recipe import PRESETS
 from tests.support.fake_telemetry import Quiet
 
 RUN = RunId("ab" * 32)

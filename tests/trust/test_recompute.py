@@ -9,7 +9,7 @@ from swarmnode.base.errors import Unavailable
 from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Call, WireTensor
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.run.manifest import PRESETS
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.trust.recompute import KEPT_TIMES, RecomputeService
 from swarmnode.trust.statement import HopEvidence
 from tests.support.fake_telemetry import Quiet

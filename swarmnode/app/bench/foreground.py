@@ -26,8 +26,8 @@ from swarmnode.base.concurrency import processors
 from swarmnode.base.errors import LocalFault
 from swarmnode.base.user_folders import default_cache
 from swarmnode.base.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 READY_S = 600.0
@@ -128,8 +128,8 @@ async def _measured(folder: Path, child: Child, pairs: int, idle_s: float) -> di
 async def _swarm(folder: Path, priority: str, pairs: int, idle_s: float) -> dict[str, Any]:
     manifest = PRESETS["demo"]
     manifest = dataclasses.replace(manifest, pipeline=dataclasses.replace(manifest.pipeline, stages=1))
-    manifests.init(folder / "run", manifest)
-    manifests.sign_folder(folder / "run")
+    init(folder / "run", manifest)
+    sign_folder(folder / "run")
     signed = folder / "run" / SIGNED_FILE
     meet = NodePlan("meet", folder / "meet", signed, default_cache(), bootstrap=True)
     children = [await Child.start(meet, node_command(meet))]

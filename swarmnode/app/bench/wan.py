@@ -32,8 +32,9 @@ from swarmnode.base.errors import LocalFault, UsageError
 from swarmnode.base.metrics import name
 from swarmnode.base.user_folders import default_cache
 from swarmnode.model.split import stages_of
-from swarmnode.run import manifest as manifests
-from swarmnode.run.manifest import PRESETS, SIGNED_FILE, Manifest, Recipe, manifest_at
+from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.folder import SIGNED_FILE, init, manifest_at, sign_folder
+from swarmnode.run.manifest.recipe import PRESETS, Recipe
 from swarmnode.run.manifest.text import parse, template, with_value
 
 FIRST_S = 30.0  # measured apart: connections are new, and nodes a part of a step apart
@@ -215,8 +216,8 @@ async def _swarm(
     manifest: Manifest, spec: WanSpec, tell: Callable[[str], None], *, shaped: bool, data_root: Path | None
 ) -> WanRun:
     with tempfile.TemporaryDirectory(prefix="swarmnode-wan-") as folder:
-        manifests.init(Path(folder), manifest)
-        manifests.sign_folder(Path(folder))
+        init(Path(folder), manifest)
+        sign_folder(Path(folder))
         recorder = WanRecorder(spec.nodes, spec.for_s, tell)
         proxies = LineProxies(manifest.seed)
         plan = FleetPlan(

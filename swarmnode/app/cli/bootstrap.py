@@ -116,7 +116,7 @@ def signed_manifest(run: str) -> str:
     folder = Path(run)
     if not (folder / "manifest.toml").is_file():
         return run
-    from swarmnode.run.manifest import SIGNED_FILE, sign_folder
+    from swarmnode.run.manifest.folder import SIGNED_FILE, sign_folder
 
     sign_folder(folder)
     return str(folder / SIGNED_FILE)

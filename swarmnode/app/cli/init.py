@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from swarmnode.app.planner.fleet import MachineKind
     from swarmnode.data.base_maker import ModelFiles
     from swarmnode.net.transport.web import HttpRangeReader
-    from swarmnode.run.manifest import Manifest, Recipe
+    from swarmnode.run.manifest import Manifest
+    from swarmnode.run.manifest.recipe import Recipe
 
 
 KINDS = ("pretrain", "finetune", "adapters")
@@ -202,12 +203,11 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
     With --from the run goes on from a model's weights. Its files are read once, for their hashes; DIR/base leads to
     them. Machines that join fetch their own stage's part alone, from members or from the model's location.
     """
-    from swarmnode.run import manifest
-    from swarmnode.run.manifest.folder import MANIFEST_FILE, put_aside
+    from swarmnode.run.manifest.folder import MANIFEST_FILE, init, put_aside, read_manifest
     from swarmnode.run.owner import RECOVERY_FILE
 
     if new_run:
-        manifest.read_manifest(folder / MANIFEST_FILE)  # what the next run would be signed with
+        read_manifest(folder / MANIFEST_FILE)  # what the next run would be signed with
         kept = put_aside(folder)
         click.echo(folder / MANIFEST_FILE if kept is None else f"{kept} (the run so far)")
         return
@@ -219,7 +219,7 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
         made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
     made = _fit_text(made, options.data)
     named = made.manifest if pretrained is not None else _named(made.manifest, folder)
-    for path in manifest.init(folder, named, made.origins, recovery=True):
+    for path in init(folder, named, made.origins, recovery=True):
         click.echo(path)
     click.echo(RECOVERY_SAID.format(folder / RECOVERY_FILE), err=True)
     if pretrained is not None:
@@ -288,21 +288,21 @@ class InitOptions:
 
 def _begun(options: InitOptions) -> tuple[Recipe, Pretrained | None]:
     """The run before the search for its machines, and the model that it starts from."""
-    from swarmnode.run import manifest
+    from swarmnode.run.manifest.recipe import PRESETS, Recipe, of_kind
 
-    preset = manifest.PRESETS[options.preset]
+    preset = PRESETS[options.preset]
     if options.data is not None:
         from swarmnode.data.indexed import on_data_set
 
         preset = on_data_set(preset, options.data, options.locations)
     if options.model is not None:
-        start = manifest.of_kind(preset, options.kind or KINDS[0])
+        start = of_kind(preset, options.kind or KINDS[0])
         pretrained = _from_model(options.model, start, options)
         made = pretrained.recipe
-        return manifest.Recipe(made.manifest, {**start.origins, **made.origins}), pretrained
+        return Recipe(made.manifest, {**start.origins, **made.origins}), pretrained
     if options.searches or options.context is not None:
         return _new_model(preset, options), None
-    return manifest.Recipe(preset, {}), None
+    return Recipe(preset, {}), None
 
 
 def _named(made: Manifest, folder: Path) -> Manifest:
@@ -315,8 +315,7 @@ def _named(made: Manifest, folder: Path) -> Manifest:
 
 def _new_model(start: Manifest, options: InitOptions) -> Recipe:
     """`start` with a model of the asked size and a run of the asked length."""
-    from swarmnode.run import manifest
-    from swarmnode.run.manifest.recipe import TOKENS_A_PARAMETER, context_of, parameters_of
+    from swarmnode.run.manifest.recipe import TOKENS_A_PARAMETER, Recipe, context_of, fit, parameters_of
 
     parameters = options.parameters
     tokens = options.tokens
@@ -328,8 +327,8 @@ def _new_model(start: Manifest, options: InitOptions) -> Recipe:
     origin = "the requested context, or GPT-2's from 1e8 parameters on and LLaMA's from 1e9"
     origins = {"model.context": origin} if context != start.model.context else {}
     sized = dataclasses.replace(start, model=dataclasses.replace(start.model, context=context))
-    made = manifest.fit(sized, parameters=parameters, samples=samples)
-    return manifest.Recipe(made.manifest, {**origins, **made.origins})
+    made = fit(sized, parameters=parameters, samples=samples)
+    return Recipe(made.manifest, {**origins, **made.origins})
 
 
 def _fleet(options: InitOptions, made: Manifest) -> tuple[MachineKind, ...]:
@@ -370,7 +369,7 @@ def _fit_text(made: Recipe, data: Path | None) -> Recipe:
     if data is None:
         return made
     from swarmnode.data.indexed import IndexedCorpus, fitted_blocks, index_of
-    from swarmnode.run.manifest import Recipe
+    from swarmnode.run.manifest.recipe import Recipe
 
     given = made.manifest
     index = index_of(data)

@@ -24,7 +24,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as `manifest schema` describes it.")
 def show(run: Path, changed: bool, as_json: bool) -> None:
     """Print the manifest of RUN as TOML with every field and its comment."""
-    from swarmnode.run.manifest import Manifest, manifest_at, template
+    from swarmnode.run.manifest import Manifest, template
+    from swarmnode.run.manifest.folder import manifest_at
     from swarmnode.run.manifest.text import difference, tree_of
 
     manifest = manifest_at(run)
@@ -42,7 +43,7 @@ def show(run: Path, changed: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: of each field [value of RUN, of OTHER].")
 def diff(run: Path, other: Path, as_json: bool) -> int:
     """Print the fields in which RUN and OTHER differ, a line each. Exit code 1 if any does, as of diff."""
-    from swarmnode.run.manifest import manifest_at
+    from swarmnode.run.manifest.folder import manifest_at
     from swarmnode.run.manifest.text import difference, differing, value_of
 
     first = manifest_at(run)
@@ -73,7 +74,8 @@ def set_fields(run: Path, changes: tuple[str, ...]) -> None:
     manifest is allowed. A run that has begun keeps its signed manifest: `swarmnode amend` changes that."""
     from swarmnode.base.atomic_file import write_whole
     from swarmnode.base.text_file import decoded
-    from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, parse
+    from swarmnode.run.manifest import parse
+    from swarmnode.run.manifest.folder import MANIFEST_FILE, SIGNED_FILE, manifest_at
     from swarmnode.run.manifest.text import difference, with_value
 
     path = run / MANIFEST_FILE

@@ -36,7 +36,7 @@ RECOVER = "swarmnode owner rotate RUN --recovery FILE"
 
 def chain_of(run: Path) -> Amendments:
     """The amendments in RUN/manifest.signed. Raises ManifestError."""
-    from swarmnode.run.manifest import SIGNED_FILE
+    from swarmnode.run.manifest.folder import SIGNED_FILE
 
     return chain_at(run / SIGNED_FILE)
 
@@ -77,7 +77,8 @@ def append(
     living: Sequence[bytes] = (),
 ) -> tuple[Amendments, Amendment]:
     """Sign the next amendment of RUN with `key` and keep it in RUN/manifest.signed. Raises UsageError."""
-    from swarmnode.run.manifest import SIGNED_FILE, read_signed, write_signed
+    from swarmnode.run.manifest import read_signed
+    from swarmnode.run.manifest.folder import SIGNED_FILE, write_signed
 
     chain = chain_of(run)
     try:
@@ -231,7 +232,8 @@ def _finish_rotation(run: Path, path: Path) -> None:
 
 def _cut_back(run: Path, after: int) -> None:
     """Keep the first `after` amendments in RUN/manifest.signed."""
-    from swarmnode.run.manifest import SIGNED_FILE, read_signed, write_signed
+    from swarmnode.run.manifest import read_signed
+    from swarmnode.run.manifest.folder import SIGNED_FILE, write_signed
 
     signed, _ = read_signed(run / SIGNED_FILE)
     del signed.amendments[after:]
@@ -293,7 +295,8 @@ def amend(
     owner's signature, and takes it up when it has done that round; a joiner takes up all that came before.
     """
     from swarmnode.run import owner
-    from swarmnode.run.manifest import amended, sign_folder
+    from swarmnode.run.manifest import amended
+    from swarmnode.run.manifest.folder import sign_folder
 
     if lists:
         _show_amendments(chain_of(run), as_json)

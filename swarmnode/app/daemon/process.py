@@ -77,7 +77,6 @@ from swarmnode.train.node.notice import NoticeKind, Notices, of_signal
 from swarmnode.train.node.regulator import Regulator, Sense
 from swarmnode.train.node.report import ReceiptExchange
 from swarmnode.train.node.shared_transport import SharedTransport
-from swarmnode.train.node.span import PartTelemetry, SpanPorts
 from swarmnode.train.pipeline.microbatch_size import Host
 from swarmnode.train.pipeline.span import block_around
 
@@ -556,6 +555,9 @@ def _node(
         data=text,
         base=base,
     )
+    if manifest.pipeline.span_max == 1:
+        return Node(manifest, process.run_id, world, process.cut)
+    from swarmnode.train.node.span import PartTelemetry, SpanPorts  # few runs' machines serve several stages
 
     def part(stage: int) -> Node:
         own = identity.part(stage)
@@ -569,8 +571,7 @@ def _node(
         )
         return Node(manifest, process.run_id, ports, process.cut)
 
-    spans = SpanPorts(partial(_block, process), part) if manifest.pipeline.span_max > 1 else None
-    return Node(manifest, process.run_id, world, process.cut, spans)
+    return Node(manifest, process.run_id, world, process.cut, SpanPorts(partial(_block, process), part))
 
 
 def _block(process: DaemonContext, stage: int) -> range:

@@ -16,8 +16,9 @@ from swarmnode.base.ids import PeerId, machine_of
 from swarmnode.base.wire import record_pb2, report_pb2
 from swarmnode.net.membership.receipt import receipt_to_json
 from swarmnode.run.admission.amendment import ALARM
-from swarmnode.run.manifest import PRESETS, Manifest
+from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import planned_meeting_steps
+from swarmnode.run.manifest.recipe import PRESETS
 from swarmnode.train.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
 
 LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly

@@ -23,7 +23,8 @@ from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.archive import ABOUT, FRESH_S, ONCE_S, ArchiveNotes
 from swarmnode.keep.recovery.checkpoint import ROOT
 from swarmnode.keep.recovery.resumption import Resumption, SavedStage, saved_stages
-from swarmnode.run.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
+from swarmnode.run.manifest import read_signed, verify
+from swarmnode.run.manifest.folder import MANIFEST_FILE, SIGNED_FILE, manifest_at
 
 if TYPE_CHECKING:
     from swarmnode.model.gather import Gathered
@@ -77,7 +78,8 @@ async def copy_now(home: Path, note: Note) -> dict[str, Any]:
 def _keepers(source: Path) -> Iterator[Path]:
     """Homes of the processes that may keep an archive of the run of `source`."""
     from swarmnode.app.daemon import ready_file
-    from swarmnode.run.manifest import SIGNED_FILE, verify
+    from swarmnode.run.manifest import verify
+    from swarmnode.run.manifest.folder import SIGNED_FILE
 
     for folder in (source, source.parent, source / "archive"):
         if (home := keeper(folder)) is not None:

@@ -35,9 +35,9 @@ from swarmnode.data.tokenizer_file import check_tokenizer
 from swarmnode.data.tokens import huggingface_tokenizer
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
-from swarmnode.run.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
+from swarmnode.run.manifest import Manifest, ModelSpec, parse, template
 from swarmnode.run.manifest.kind_compat import ties
-from swarmnode.run.manifest.recipe import CONTEXTS, context_of, parameters_of
+from swarmnode.run.manifest.recipe import CONTEXTS, Recipe, context_of, fit, parameters_of
 from swarmnode.run.manifest.spec import ADAPTERS, BY_NAME
 
 MICROBATCH_TOKENS = 2048  # derived: 14 layers of SmolLM2-135M then take 1.3 GB (model/memory_budget.py)

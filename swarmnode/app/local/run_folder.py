@@ -24,7 +24,17 @@ from swarmnode.model.split import stages_of
 from swarmnode.run import manifest as manifests
 from swarmnode.run import owner
 from swarmnode.run.admission.amendment import Amendments
-from swarmnode.run.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, manifest_at, verify
+from swarmnode.run.manifest import Manifest, verify
+from swarmnode.run.manifest.folder import (
+    MANIFEST_FILE,
+    SIGNED_FILE,
+    init,
+    manifest_at,
+    read_manifest,
+    sign_folder,
+    write_signed,
+)
+from swarmnode.run.manifest.recipe import PRESETS
 
 RUNS = Path("runs")
 
@@ -56,7 +66,7 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str, data_r
     if (run / SIGNED_FILE).exists():
         return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}", data_root or run)
     if run.is_dir():
-        manifests.manifest_at(run)  # says what is missing
+        manifest_at(run)  # says what is missing
     return _prepare_signed(run, nodes, stages, RUNS, stamp, data_root)
 
 
@@ -71,28 +81,28 @@ def prepare_given(
     if _with_stages(now, stages) != now:
         return _prepare_new(amendments.at(round_index), nodes, stages, stamp)
     folder = _fresh(RUNS, f"{_checked(now, nodes).name}-{stamp}")
-    manifests.write_signed(folder / SIGNED_FILE, signed)
+    write_signed(folder / SIGNED_FILE, signed)
     return RunFolder(now, run_id, folder / SIGNED_FILE, folder)
 
 
 def _prepare_new(given: Manifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
     manifest = _checked(_with_stages(given, stages), nodes)
     folder = _fresh(RUNS, f"{manifest.name}-{stamp}")
-    manifests.init(folder, manifest)
-    signed = manifests.sign_folder(folder)
+    init(folder, manifest)
+    signed = sign_folder(folder)
     return RunFolder(manifest, manifests.verify(signed, None)[1], folder / SIGNED_FILE, folder)
 
 
 def _prepare_folder(run: Path, nodes: int, stages: int | None, stamp: str) -> RunFolder:
-    given = manifests.read_manifest(run / MANIFEST_FILE)
+    given = read_manifest(run / MANIFEST_FILE)
     manifest = _checked(_with_stages(given, stages), nodes)
     if manifest == given:
-        signed = manifests.sign_folder(run)
+        signed = sign_folder(run)
         path = run / SIGNED_FILE
     else:
         signed = manifests.sign(manifest, owner.load_owner(run / owner.FILE_NAME))
         path = run / f"manifest-{stages}-stages.signed"
-        manifests.write_signed(path, signed)
+        write_signed(path, signed)
     return _session(manifest, signed, path, run, f"up-{stamp}")
 
 
@@ -114,7 +124,7 @@ def _prepare_signed(
 
 def _session(manifest: Manifest, signed: SignedManifest, path: Path, where: Path, name: str) -> RunFolder:
     folder = _fresh(where, name)
-    manifests.write_signed(folder / SIGNED_FILE, signed)  # so that `export` finds it beside the nodes' homes
+    write_signed(folder / SIGNED_FILE, signed)  # so that `export` finds it beside the nodes' homes
     return RunFolder(manifest, manifests.verify(signed, None)[1], path, folder)
 
 

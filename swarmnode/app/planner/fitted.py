@@ -15,9 +15,9 @@ from swarmnode.app.planner.plan_search import PAIR, SPARING, Candidate, search, 
 from swarmnode.app.planner.simulated import Simulated
 from swarmnode.base.errors import UsageError
 from swarmnode.run.gossip_rules import codecs
-from swarmnode.run.manifest import Manifest, Recipe
+from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import planned_meeting_steps
-from swarmnode.run.manifest.recipe import parameters_of, warmup_samples
+from swarmnode.run.manifest.recipe import Recipe, parameters_of, warmup_samples
 
 CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
 """FLOP/s that training gets of a card, by its least GB: an H100 by measurement (docs/learning.md), the others as in

@@ -1,6 +1,6 @@
 """When a copy of a stage's state is due anew, by time and bytes: as fresh as is asked, as line and disk carry it.
 
-Pure: times and counts are arguments. Copies at neighbours (neighbour_backup.py) and on the own disk (served_stage.py)
+Pure: times and counts are arguments. Copies at neighbours (neighbour_backup.py) and on the own disk (stage_saver.py)
 keep the same rule.
 """
 

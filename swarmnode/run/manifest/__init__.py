@@ -1,6 +1,7 @@
 """The manifest: one training job, frozen, hashed and signed. The hash is the run's id.
 
-`parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
+`parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes. A run's folder (folder.py) and
+presets (recipe.py) are for organisers: nodes do not import them.
 """
 
 from swarmnode.run.manifest.amend import amended as amended
@@ -9,20 +10,9 @@ from swarmnode.run.manifest.cross_field import LOW_BITS as LOW_BITS
 from swarmnode.run.manifest.cross_field import boundary_codes as boundary_codes
 from swarmnode.run.manifest.cross_field import boundary_nbytes as boundary_nbytes
 from swarmnode.run.manifest.cross_field import boundary_width as boundary_width
-from swarmnode.run.manifest.folder import MANIFEST_FILE as MANIFEST_FILE
-from swarmnode.run.manifest.folder import SIGNED_FILE as SIGNED_FILE
-from swarmnode.run.manifest.folder import init as init
-from swarmnode.run.manifest.folder import manifest_at as manifest_at
-from swarmnode.run.manifest.folder import read_manifest as read_manifest
-from swarmnode.run.manifest.folder import sign_folder as sign_folder
-from swarmnode.run.manifest.folder import write_signed as write_signed
 from swarmnode.run.manifest.gossip_compat import OuterConstants as OuterConstants
 from swarmnode.run.manifest.gossip_compat import constants as constants
 from swarmnode.run.manifest.kind_compat import from_base as from_base
-from swarmnode.run.manifest.recipe import PRESETS as PRESETS
-from swarmnode.run.manifest.recipe import Recipe as Recipe
-from swarmnode.run.manifest.recipe import fit as fit
-from swarmnode.run.manifest.recipe import of_kind as of_kind
 from swarmnode.run.manifest.signed import canonical as canonical
 from swarmnode.run.manifest.signed import parse_signed as parse_signed
 from swarmnode.run.manifest.signed import read_signed as read_signed

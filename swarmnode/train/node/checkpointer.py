@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 
 from swarmnode.base.errors import DataError, LocalFault, SwarmnodeError
-from swarmnode.base.ids import PeerId
 from swarmnode.base.metrics import name
 from swarmnode.base.parted_work import Parts, timed
 from swarmnode.base.ports import Priority, State, Store
@@ -16,29 +15,13 @@ from swarmnode.keep.recovery import checkpoint as form
 from swarmnode.keep.recovery import checkpoint_io
 from swarmnode.keep.recovery.checkpoint import Origin
 from swarmnode.keep.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.keep.recovery.resumption import CheckpointOptions, SavedStages
 from swarmnode.keep.transfer.snapshot import DOWNLOAD_RATE
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.net.membership.swarm import GOSSIPING, StageContext
-from swarmnode.run.manifest import Manifest
 from swarmnode.train.gossip.exchange import Gossip
 from swarmnode.train.node.node_ports import NodeContext
-from swarmnode.train.node.presence import Presence
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
-RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
-
-
-def announce_checkpoints(
-    options: CheckpointOptions, saved: SavedStages, presence: Presence, manifest: Manifest
-) -> None:
-    """Tell `presence` what the checkpoint to resume and the stages saved here know of the run."""
-    if options.resume is not None:
-        presence.run_progress.trust(options.resume.progress())
-        presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
-    for serial, one in enumerate([*saved.found, *saved.pieces]):
-        presence.run_progress.trust(one.progress())
-        presence.hear_checkpoint(PeerId(f"saved {serial}"), one.blocks(manifest))
 
 
 class Checkpointer:

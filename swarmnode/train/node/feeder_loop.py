@@ -9,12 +9,26 @@ from collections.abc import Callable
 from swarmnode.base.ids import PeerId
 from swarmnode.base.wire import record_pb2
 from swarmnode.data.blocks import BlockLedger
+from swarmnode.keep.recovery.resumption import CheckpointOptions, SavedStages
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.gossip.exchange import Gossip
 from swarmnode.train.node.presence import NO_STAGE, Presence, StageStatus
 from swarmnode.train.pipeline.feeder import Feeder
 
+RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
 UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders are remembered
+
+
+def announce_checkpoints(
+    options: CheckpointOptions, saved: SavedStages, presence: Presence, manifest: Manifest
+) -> None:
+    """Tell `presence` what the checkpoint to resume and the stages saved here know of the run."""
+    if options.resume is not None:
+        presence.run_progress.trust(options.resume.progress())
+        presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
+    for serial, one in enumerate([*saved.found, *saved.pieces]):
+        presence.run_progress.trust(one.progress())
+        presence.hear_checkpoint(PeerId(f"saved {serial}"), one.blocks(manifest))
 
 
 def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLedger:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from swarmnode.base.bounds import STAGES_MAX
 from swarmnode.base.concurrency import background_tasks, forever
@@ -30,9 +30,9 @@ from swarmnode.net.membership.liveness import Pinger
 from swarmnode.run.admission.amendment import Amendments
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.node.caller_check import CallerCheck
-from swarmnode.train.node.checkpointer import announce_checkpoints
 from swarmnode.train.node.drain import DrainReport, goodbye
 from swarmnode.train.node.failure_detector import FailureDetector, SilenceWatch
+from swarmnode.train.node.feeder_loop import announce_checkpoints
 from swarmnode.train.node.node_ports import NodeContext, NodePorts
 from swarmnode.train.node.notice import Notice, Notices
 from swarmnode.train.node.pause import PauseControl, StageSlot
@@ -40,9 +40,12 @@ from swarmnode.train.node.piggyback import PiggybackTransport
 from swarmnode.train.node.presence import Presence, StageStatus
 from swarmnode.train.node.report import measuring
 from swarmnode.train.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
-from swarmnode.train.node.served_stage import METHODS, ServedStage
-from swarmnode.train.node.span import PartNode, ServedSpan, SpanPorts
+from swarmnode.train.node.served_stage import ServedStage
 from swarmnode.train.node.stage_change import StageTransfer
+from swarmnode.train.node.stage_handlers import METHODS
+
+if TYPE_CHECKING:
+    from swarmnode.train.node.span import PartNode, ServedSpan, SpanPorts
 
 T = TypeVar("T")
 
@@ -265,6 +268,8 @@ class Node:
         if len(block) <= 1:
             self.presence.note(span=block)
             return
+        from swarmnode.train.node.span import ServedSpan  # few machines serve several stages
+
         self._span = span = ServedSpan(block, at, self._spans.make)
         self.presence.parts = [part.presence for part in span.parts.values()]
         self.presence.note_of_machine(span=block, allowance=status.allowance, gives=status.gives)
@@ -392,7 +397,7 @@ class Node:
     def _prepare(self, tasks: asyncio.TaskGroup) -> None:
         """Write the stage to disk: this machine may be taken away soon, perhaps without another word."""
         if self.served is not None:
-            tasks.create_task(self.served.save())
+            tasks.create_task(self.served.saver.save())
 
 
 def _base_weights(

@@ -98,19 +98,19 @@ class PauseControl:
         if self._presence.status.stage is not None:
             self._presence.set_state(record_pb2.NODE_STATE_DRAINING, reason)
         if (served := self._slot.served) is not None:
-            served.hold("this node is leaving")
+            served.held.hold("this node is leaving")
             await served.held_work.emptied()
 
     def _pause(self, reason: str) -> None:
         self._presence.set_state(record_pb2.NODE_STATE_PAUSED, reason)
         if (served := self._slot.served) is not None:
-            served.hold("this node is paused")
+            served.held.hold("this node is paused")
             self._telemetry.event("node.paused", held=served.held_work.held, reason=reason)
 
     async def _resume(self, reason: str) -> None:
         if (served := self._slot.served) is not None:
             try:
-                await served.resume()
+                await served.catch_up.resume()
             except Unavailable as error:
                 self._telemetry.event("node.paused", level="warning", reason=f"cannot come back yet: {error}")
                 return

@@ -16,7 +16,6 @@ from swarmnode.base.ports import Answer, Call, Priority, WireTensor
 from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.net.membership.liveness import TRIES
 from swarmnode.net.membership.swarm import StageContext
-from swarmnode.run.manifest.kind_compat import trains_both_ends
 from swarmnode.train.gossip.exchange import Gossip
 from swarmnode.train.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
 
@@ -25,15 +24,13 @@ ITEMSIZE = 2  # f16
 
 
 class TiedEnds:
-    """Keeps the table of the replica of an end equal to that of the other end's replicas. At other stages, and where
-    the ends `share` no table, it does nothing."""
+    """Keeps the table of the replica of an end equal to that of the other end's replicas."""
 
     def __init__(self, here: StageContext, gossip: Gossip) -> None:
         model = here.manifest.model
         self._here = here
         self._gossip = gossip
         self._other = here.manifest.pipeline.stages - 1 - here.stage
-        self.share = trains_both_ends(here.manifest) and 0 in (here.stage, self._other)
         self._nbytes = ITEMSIZE * model.vocabulary * model.width
         self._part: tuple[int, WireTensor] | None = None  # the last one given, and its round
         self._given: Counter[PeerId] = Counter()  # of that round
@@ -82,9 +79,7 @@ class TiedEnds:
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "table": this end's part, once the round asked for is over here or has been waited for.
-        Raises Unavailable where the ends share no table, or `peer` has it."""
-        if not self.share:
-            raise Unavailable("this stage has no table that both ends train")
+        Raises Unavailable where `peer` has it."""
         gossip = self._gossip
         due = call.header.table.round
         try:
