@@ -189,10 +189,11 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         person = v.people[0]
         await v.until(lambda: bool(person.node.served and person.served.parts.feeder), "a feeder")
         feeder = person.served.parts.feeder
-        assert feeder is not None
-        await v.until(lambda: feeder.validation is not None, "a validation")
-        assert feeder.validation_first is not None
-        assert feeder.validation_first < 2.5, "a model that had learnt nothing stands at log(50) = 3.9"
+        validator = person.served.parts.validator
+        assert feeder is not None and validator is not None
+        await v.until(lambda: validator.last is not None, "a validation")
+        assert validator.first is not None
+        assert validator.first < 2.5, "a model that had learnt nothing stands at log(50) = 3.9"
         assert feeder.ledger.finished().finished_below >= newest.blocks(v.run).finished_below > 0
         await v.until(lambda: v.total() > 64, "it trains on")
 

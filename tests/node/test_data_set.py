@@ -77,11 +77,9 @@ async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_pat
         assert not told(late, "data.failed"), "nobody lies"
         # Drawn once: what feeders finished together is what the run has counted.
         assert v.total() <= 40 * 8 * 100
-        losses = [p.served.parts.feeder.validation for p in people if p.served.parts.feeder is not None]
-        first = [p.served.parts.feeder.validation_first for p in people if p.served.parts.feeder is not None]
-        assert any(
-            now is not None and begun is not None and now[0] < begun for now, begun in zip(losses, first, strict=True)
-        )
+        seen = [p.served.status() for p in people]
+        losses = [(now.loss_validation, now.loss_validation_first) for now in seen]
+        assert any(now is not None and begun is not None and now < begun for now, begun in losses)
 
 
 async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it(

@@ -16,11 +16,10 @@ def test_the_first_validation_comes_soon(takes_s: float, begins_s: float) -> Non
     """A large model takes most of an hour for it; the measurement goes on beside, and ends with the feeder."""
     told: dict[str, float] = {}
 
-    async def validate(samples_total: int) -> float:
+    async def validate(samples_total: int) -> None:
         assert samples_total == 0
         await asyncio.sleep(takes_s)
         told["validated"] = asyncio.get_running_loop().time()
-        return 1.0
 
     async def feed() -> None:
         told["fed"] = asyncio.get_running_loop().time()
@@ -32,14 +31,16 @@ def test_the_first_validation_comes_soon(takes_s: float, begins_s: float) -> Non
     async def main() -> None:
         feeder: Any = SimpleNamespace(
             manifest=Manifest(),
-            validation_due=lambda before, after: after > before,
-            validates=lambda round_index: True,
-            validate=validate,
             run=feed,
             prefetch=prefetch,
         )
+        validator: Any = SimpleNamespace(
+            due=lambda before, after: after > before,
+            validates=lambda round_index: True,
+            validate=validate,
+        )
         gossip: Any = SimpleNamespace(beyond=lambda round_index: asyncio.Event().wait(), done=0)
-        await feeding(feeder, gossip, lambda: 0, 0, resumed=False)
+        await feeding(feeder, validator, gossip, lambda: 0, 0, resumed=False)
 
     run(main())
     assert told == {"fed": begins_s, "validated": takes_s}

@@ -206,6 +206,32 @@ class RoundTable(dict[int, Round]):
                 del self[min(self)]
         return self[index]
 
+    def count(self, index: int, outcome: str, seconds: float | None, unix_s: float) -> bool:
+        """Count an exchange of round `index` with this `outcome`, told at `unix_s`; False if the round is too old."""
+        found = self.at(index, unix_s)
+        if found is None:
+            return False
+        setattr(found, outcome, getattr(found, outcome) + 1)
+        found.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
+        return True
+
+
+class FaultNews:
+    """The faults that were told of late, so that each node's are told at most every NEWS_S."""
+
+    def __init__(self) -> None:
+        self._told = dict[tuple[PeerId, str], float]()
+
+    def is_new(self, peer: PeerId, event: str, now_s: float) -> bool:
+        """Whether to tell of the fault `event` at `peer` now; it counts as told then."""
+        key = (peer, event)
+        if now_s - self._told.get(key, -NEWS_S) < NEWS_S:
+            return False
+        if len(self._told) > NODES_MAX:
+            self._told.clear()
+        self._told[key] = now_s
+        return True
+
 
 class SampleRate:
     """The speed of the whole run over the last RATE_SPAN_S."""
@@ -325,7 +351,7 @@ class Board:
     parameters: tuple[int, ...] = ()
     amendments: Callable[[int], list[str]] = lambda round_index: []  # the owner's, by the round that is done
     ledger: Ledger = field(init=False)
-    _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
+    _faults: FaultNews = field(default_factory=FaultNews)
     _pending: PendingChanges = field(default_factory=PendingChanges)
 
     def __post_init__(self) -> None:
@@ -514,13 +540,8 @@ class Board:
         text = sentence(event.event, level, fields)
         if text is None:
             return
-        if text[0] == "fault":
-            key = (node.peer, event.event)
-            if now_s - self._told.get(key, -NEWS_S) < NEWS_S:
-                return
-            if len(self._told) > NODES_MAX:
-                self._told.clear()
-            self._told[key] = now_s
+        if text[0] == "fault" and not self._faults.is_new(node.peer, event.event, now_s):
+            return
         self.tell(when, node, text[0], level, self._named(text[1]))
 
     def _named(self, text: str) -> str:
@@ -533,14 +554,10 @@ class Board:
         ahead = 1 + self._ahead_max() / self.manifest.gossip.round_samples
         if index is None or not 0 <= index <= self.round_last() + ahead:
             return
-        at = self.rounds.at(int(index), when)
-        if at is None:
-            return
         if outcome == "lone" and sum(other.serving and other.stage == node.stage for other in self.nodes.values()) < 2:
             outcome = "single"
-        setattr(at, outcome, getattr(at, outcome) + 1)
-        at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
-        self._pending.rounds.add(int(index))
+        if self.rounds.count(int(index), outcome, seconds, when):
+            self._pending.rounds.add(int(index))
 
     def _median_of(self, said: Iterable[int]) -> int:
         """The median of what nodes `said` of the run's samples, without zeros, and at least what was settled on."""

@@ -85,6 +85,36 @@ class RecordCalls:
         self.heard(peer)
         return answer.header.records
 
+    async def store(self, peer: PeerId, stage: int, record: wire.SignedRecord) -> bool | None:
+        """Whether `peer` keeps our `record` of `stage`; None if it did not answer."""
+        if peer == self._transport.peer_id:
+            return True
+        answer = await self.ask(peer, call_pb2.RecordsRequest(place=stage, announces=True), record)
+        return None if answer is None else answer.kept
+
+    async def rivals(
+        self, peers: Sequence[PeerId], own: wire.Record, record: wire.SignedRecord, had_ms: int
+    ) -> list[wire.SignedRecord]:
+        """Give our `record` to `peers`; the other records of its key that they had instead, but that which expires at
+        `had_ms`."""
+        marks = [mark_of(PeerId(own.peer_id))]
+        request = call_pb2.RecordsRequest(place=own.stage, announces=True, peers=marks, expires_unix_ms=[had_ms])
+        found = dict[bytes, wire.SignedRecord]()
+        for answer in await asyncio.gather(*(self.ask(peer, request, record) for peer in peers)):
+            for signed in [] if answer is None else answer.records[:1]:
+                with contextlib.suppress(RemoteFault):
+                    if check_record(signed, run_id=self._run_id).peer_id == own.peer_id:
+                        found[signed.signature] = signed
+        return [*found.values()]
+
+    async def clock_ahead(self, peer: PeerId, unix_s: Callable[[], float]) -> float | None:
+        """Seconds that the clock of `peer` is ahead of ours, `unix_s`; None if it does not answer."""
+        begun = unix_s()
+        answer = await self.ask(peer, call_pb2.RecordsRequest(announces=True))
+        if answer is None or not answer.unix_ms:
+            return None
+        return surely_ahead_s(answer.unix_ms / 1000.0, begun, unix_s())
+
     def heard(self, peer: PeerId) -> None:
         """`peer` answered, or asked this node."""
         self._reached[peer] = asyncio.get_running_loop().time()
@@ -218,8 +248,11 @@ class CallDirectory:
         try:
             async with asyncio.timeout(SMALL_CALL_S):
                 holders = await self._holders(own.stage)
-                others += await self._others(holders, own, record, 0 if before is None else before.expires_unix_ms)
-                stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
+                speaking = self._calls.speaking(holders)
+                asked = self._chance.sample(speaking, min(HOLDERS_ASKED, len(speaking)))
+                had_ms = 0 if before is None else before.expires_unix_ms
+                others += await self._calls.rivals(asked, own, record, had_ms)
+                stored = await asyncio.gather(*(self._calls.store(peer, own.stage, record) for peer in holders))
         except self.faults:
             pass
         if None in stored or not stored:
@@ -227,30 +260,6 @@ class CallDirectory:
         if not any(stored):
             self._event("directory.failed", "warning", reason="nobody stored our record", stage=own.stage)
         return Announced(any(stored), others)
-
-    async def _others(
-        self, holders: Sequence[PeerId], own: wire.Record, record: wire.SignedRecord, had_ms: int
-    ) -> list[wire.SignedRecord]:
-        """Give our `record` to HOLDERS_ASKED of `holders`; the other records of its key that they had instead, but that
-        which expires at `had_ms`."""
-        speaking = self._calls.speaking(holders)
-        marks = [mark_of(PeerId(own.peer_id))]
-        request = call_pb2.RecordsRequest(place=own.stage, announces=True, peers=marks, expires_unix_ms=[had_ms])
-        asked = self._chance.sample(speaking, min(HOLDERS_ASKED, len(speaking)))
-        found = dict[bytes, wire.SignedRecord]()
-        for answer in await asyncio.gather(*(self._calls.ask(peer, request, record) for peer in asked)):
-            for signed in [] if answer is None else answer.records[:1]:
-                with contextlib.suppress(RemoteFault):
-                    if check_record(signed, run_id=self._run_id).peer_id == own.peer_id:
-                        found[signed.signature] = signed
-        return [*found.values()]
-
-    async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
-        """Whether `peer` keeps our record; None if it did not answer."""
-        if peer == self._transport.peer_id:
-            return True
-        answer = await self._calls.ask(peer, call_pb2.RecordsRequest(place=own.stage, announces=True), record)
-        return None if answer is None else answer.kept
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
         """Verified, unexpired records of `stage`, sorted by peer: those found within SMALL_CALL_S, perhaps none."""
@@ -336,15 +345,8 @@ class CallDirectory:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
         near = sorted(self.here())
         chosen = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
-        answers = await asyncio.gather(*map(self._clock_ahead, chosen))
+        answers = await asyncio.gather(*(self._calls.clock_ahead(peer, self._unix_s) for peer in chosen))
         return [ahead_s for ahead_s in answers if ahead_s is not None]
-
-    async def _clock_ahead(self, peer: PeerId) -> float | None:
-        begun = self._unix_s()
-        answer = await self._calls.ask(peer, call_pb2.RecordsRequest(announces=True))
-        if answer is None or not answer.unix_ms:
-            return None
-        return surely_ahead_s(answer.unix_ms / 1000.0, begun, self._unix_s())
 
     # Neighbours, for the keeper of contacts.
 
@@ -356,7 +358,7 @@ class CallDirectory:
         return self._calls.here()
 
     async def greet(self, peer: PeerId) -> bool:
-        ahead_s = await self._clock_ahead(peer)
+        ahead_s = await self._calls.clock_ahead(peer, self._unix_s)
         if ahead_s is not None and abs(ahead_s) > CLOCK_SKEW_MAX_S:
             raise LocalFault(
                 f"this machine's clock or {short(peer)}'s is off: they differ by {ahead_s:.1f} s; set it by NTP"

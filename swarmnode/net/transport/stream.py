@@ -24,51 +24,90 @@ LEAST_BYTES_PER_S = 8 << 10  # guess: a sixteenth of a home's 1 Mbit/s: eight co
 LEAST_SPAN_S = 10.0  # guess: a transfer may be slower, or stall, for so long
 
 
+class Lookahead:
+    """Bytes that arrive before they are read, at most LOOKAHEAD_BYTES."""
+
+    def __init__(self) -> None:
+        self._bytes = memoryview(bytearray(LOOKAHEAD_BYTES))
+        self._start = 0
+        self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may arrive behind what is unread."""
+        return self._end == LOOKAHEAD_BYTES
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes go; `grow` says how many were put there."""
+        return self._bytes[self._end :]
+
+    def grow(self, nbytes: int) -> None:
+        """Add the first `nbytes` of `room`."""
+        self._end += nbytes
+
+    def fit(self, nbytes: int) -> None:
+        """Make room for `nbytes` from the first unread one on."""
+        if LOOKAHEAD_BYTES - self._start >= nbytes:
+            return
+        kept = bytes(self._bytes[self._start : self._end])
+        self._bytes[: len(kept)] = kept
+        self._start = 0
+        self._end = len(kept)
+
+    def take(self, nbytes: int) -> memoryview:
+        """The first `nbytes` unread ones, valid until more arrive."""
+        taken = self._bytes[self._start : self._start + nbytes]
+        self._start += nbytes
+        if self._start == self._end:
+            self._start = 0
+            self._end = 0
+        return taken
+
+
+class Waiter:
+    """The wait of one coroutine at a time."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self, future: asyncio.Future[None] | None = None) -> None:
+        """Return once `wake` is called, or `future` is done."""
+        assert self._future is None, "two wait for the same of one stream"
+        self._future = asyncio.get_running_loop().create_future() if future is None else future
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+    def wake(self) -> None:
+        """End the wait, if there is one."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
 class P2pdStream(asyncio.BufferedProtocol):
     """A stream with at most one reader and one writer at a time. Both get ConnectionResetError once it is lost.
 
     `accepted` is called once if the other side opened the stream.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_awaited",
-        "_comer",
-        "_end",
-        "_filled",
-        "_lookahead",
-        "_loop",
-        "_lost",
-        "_on_lost",
-        "_paused",
-        "_reader",
-        "_start",
-        "_target",
-        "_transport",
-        "_writer",
-        "_writing_paused",
-        "bytes_in",
-        "bytes_out",
-        "slowest",
-        "throttle",
-        "version",
-    )
-
     def __init__(self, accepted: Callable[[P2pdStream], None] | None = None) -> None:
         self._accepted = accepted
         self.version = VERSION  # of the wire, as both sides agreed when the stream was opened
-        self._loop = asyncio.get_running_loop()
-        self._lookahead = memoryview(bytearray(LOOKAHEAD_BYTES))
-        self._start = self._end = 0
+        self._lookahead = Lookahead()
         self._target: memoryview | None = None
         self._filled = 0
         self._paused = False
         self._writing_paused = False
         self._lost: str | None = None
         self._on_lost: Callable[[], object] | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._writer: asyncio.Future[None] | None = None
-        self._comer: asyncio.Future[None] | None = None
+        self._reader = Waiter()
+        self._writer = Waiter()
+        self._comer = Waiter()
         self._awaited = 0  # `bytes_in` that it waits for
         self._transport: asyncio.Transport | None = None
         self.bytes_in = 0
@@ -87,25 +126,25 @@ class P2pdStream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._target is not None:
             return self._target[self._filled :]
-        return self._lookahead[self._end :]
+        return self._lookahead.room
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
         if self.throttle is not None:
             self.throttle.down.total_nbytes += nbytes
         if self.bytes_in >= self._awaited:
-            _wake(self._comer)
+            self._comer.wake()
         if self._target is not None:
             self._filled += nbytes
             if self._filled == len(self._target):
                 self._target = None
-                _wake(self._reader)
+                self._reader.wake()
             return
-        self._end += nbytes
-        if self._end == LOOKAHEAD_BYTES:
+        self._lookahead.grow(nbytes)
+        if self._lookahead.full:
             self._pause()
-        _wake(self._reader)
-        _wake(self._writer)  # an answer before the request was complete: stop writing
+        self._reader.wake()
+        self._writer.wake()  # an answer before the request was complete: stop writing
 
     def eof_received(self) -> bool:
         self._lose("the stream ended")
@@ -119,7 +158,7 @@ class P2pdStream(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
-        _wake(self._writer)
+        self._writer.wake()
 
     # Interface.
 
@@ -130,7 +169,7 @@ class P2pdStream(asyncio.BufferedProtocol):
     @property
     def buffered(self) -> int:
         """Bytes that have arrived unread."""
-        return self._end - self._start
+        return len(self._lookahead)
 
     @property
     def consumed(self) -> int:
@@ -151,13 +190,10 @@ class P2pdStream(asyncio.BufferedProtocol):
             return bytes(whole)
         while self.buffered < nbytes:
             self._check()
-            if LOOKAHEAD_BYTES - self._start < nbytes:
-                self._compact()
+            self._lookahead.fit(nbytes)
             self._resume()
-            await self._wait_readable()
-        taken = bytes(self._lookahead[self._start : self._start + nbytes])
-        self._skip(nbytes)
-        return taken
+            await self._reader.wait()
+        return bytes(self._lookahead.take(nbytes))
 
     async def read_into(self, target: memoryview) -> None:
         """Fill `target` (flat bytes). Raises ConnectionResetError if the stream is lost or slower than `slowest`, not
@@ -172,8 +208,7 @@ class P2pdStream(asyncio.BufferedProtocol):
 
     async def _fill(self, target: memoryview) -> None:
         ready = min(self.buffered, len(target))
-        target[:ready] = self._lookahead[self._start : self._start + ready]
-        self._skip(ready)
+        target[:ready] = self._lookahead.take(ready)
         if ready == len(target):
             return
         self._target = target[ready:]
@@ -186,7 +221,7 @@ class P2pdStream(asyncio.BufferedProtocol):
                 before = self._filled
                 try:
                     async with asyncio.timeout(within_s):
-                        await self._wait_readable()
+                        await self._reader.wait()
                 except TimeoutError:
                     if self._target is not None and (came := self._filled - before) < nbytes:
                         raise ConnectionResetError(f"only {came} bytes arrived in {within_s:.0f} s") from None
@@ -198,21 +233,16 @@ class P2pdStream(asyncio.BufferedProtocol):
     async def discard(self) -> None:
         """Read and drop data until the other side ends the stream. The caller bounds the time."""
         while not self.lost:
-            self._skip(self.buffered)
+            self._lookahead.take(self.buffered)
             self._resume()
-            await self._wait_readable()
+            await self._reader.wait()
 
     async def until_in(self, bytes_in: int) -> None:
         """Return once so many bytes have ever come in; one at a time may wait. Raises ConnectionResetError."""
-        assert self._comer is None, "two wait for what comes in on one stream"
         while self.bytes_in < bytes_in:
             self._check()
             self._awaited = bytes_in
-            self._comer = self._loop.create_future()
-            try:
-                await self._comer
-            finally:
-                self._comer = None
+            await self._comer.wait()
 
     async def write(
         self, part: bytes | memoryview, watermark: ReadyWatermark | None = None, *, beside: bool = False
@@ -236,7 +266,7 @@ class P2pdStream(asyncio.BufferedProtocol):
                 self._check()
                 if self.buffered and not beside:
                     return False
-                await self._wait_writable(self._loop.create_future())
+                await self._writer.wait()
             self._check()
             assert self._transport is not None
             self._transport.write(frame)
@@ -252,22 +282,13 @@ class P2pdStream(asyncio.BufferedProtocol):
             watermark.check()
             if self.buffered and not beside:
                 return False
-            waiter = self._loop.create_future()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             watermark.wake(waiter, nbytes)
             try:
-                await self._wait_writable(waiter)
+                await self._writer.wait(waiter)
             finally:
                 watermark.forget(waiter)
         return True
-
-    async def _wait_writable(self, waiter: asyncio.Future[None]) -> None:
-        """Wait until writing may be possible again; `waiter` may be resolved by others, too."""
-        assert self._writer is None, "two writers on one stream"
-        self._writer = waiter
-        try:
-            await waiter
-        finally:
-            self._writer = None
 
     def close(self) -> None:
         """Close the stream after written data has left. The other side may lose data unless it confirmed receipt."""
@@ -290,24 +311,13 @@ class P2pdStream(asyncio.BufferedProtocol):
         if self._lost is not None:
             return
         self._lost = why
-        _wake(self._reader)
-        _wake(self._writer)
-        _wake(self._comer)
+        self._reader.wake()
+        self._writer.wake()
+        self._comer.wake()
         if self._on_lost is not None:
             callback = self._on_lost
             self._on_lost = None
             callback()
-
-    def _skip(self, nbytes: int) -> None:
-        self._start += nbytes
-        if self._start == self._end:
-            self._start = self._end = 0
-
-    def _compact(self) -> None:
-        kept = bytes(self._lookahead[self._start : self._end])
-        self._lookahead[: len(kept)] = kept
-        self._start = 0
-        self._end = len(kept)
 
     def _pause(self) -> None:
         if not self._paused and self._transport is not None and self._lost is None:
@@ -315,20 +325,7 @@ class P2pdStream(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._paused and self._transport is not None and (self._target is not None or self._end < LOOKAHEAD_BYTES):
+        if self._paused and self._transport is not None and (self._target is not None or not self._lookahead.full):
             self._paused = False
             if self._lost is None:
                 self._transport.resume_reading()
-
-    async def _wait_readable(self) -> None:
-        assert self._reader is None, "two readers on one stream"
-        self._reader = self._loop.create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -59,7 +59,7 @@ class HeldWork:
     @property
     def finished(self) -> int:
         """Microbatches that came to their end here, ever."""
-        return self._backlog.finished + (self._feeder.returned if self._feeder is not None else 0)
+        return self._backlog.finished + (self._feeder.done if self._feeder is not None else 0)
 
     def refuse(self, reason: str) -> None:
         """Begin nothing new, for good."""

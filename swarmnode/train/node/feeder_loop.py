@@ -14,6 +14,7 @@ from swarmnode.run.manifest import Manifest
 from swarmnode.train.gossip.exchange import Gossip
 from swarmnode.train.node.presence import NO_STAGE, Presence, StageStatus
 from swarmnode.train.pipeline.feeder import Feeder
+from swarmnode.train.pipeline.validation import Validator
 
 RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
 UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders are remembered
@@ -56,22 +57,24 @@ def _of_others(presence: Presence, name: PeerId) -> bool:
     return name != presence.me and presence.peer_table.member(name) is not None
 
 
-def fed_status(feeder: Feeder | None) -> StageStatus:
-    """The part of a node's status that its `feeder` knows."""
-    if feeder is None:
+def fed_status(feeder: Feeder | None, validator: Validator | None) -> StageStatus:
+    """The part of a node's status that its `feeder` and `validator` know; neither where it feeds nothing."""
+    if feeder is None or validator is None:
         return NO_STAGE
-    loss, samples = feeder.validation or (None, 0)
+    loss, samples = validator.last or (None, 0)
     return StageStatus(
         loss_train=feeder.loss.value if feeder.loss.known else None,
         tokens_per_second=feeder.tokens_per_second(),
         loss_validation=loss,
         loss_validation_samples=samples,
-        loss_validation_first=feeder.validation_first,
+        loss_validation_first=validator.first,
         blocks=feeder.ledger.record(),
     )
 
 
-async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:
+async def feeding(
+    feeder: Feeder, validator: Validator, rounds: Gossip, samples_total: Callable[[], int], done: int, resumed: bool
+) -> None:
     """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
     again after rounds past `done`, every `pipeline.validation_every_samples`.
 
@@ -79,11 +82,11 @@ async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], in
     takes most of an hour, and two feeders of five made it, because a feeder that begins knows few others (simulated:
     thousand-8b). Returns when the feeder is drained.
     """
-    first = (samples_total() == 0 or resumed) and feeder.validates(0)
+    first = (samples_total() == 0 or resumed) and validator.validates(0)
     measured = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         fetcher = tasks.create_task(feeder.prefetch())
-        validating = tasks.create_task(_validating(feeder, rounds, samples_total, done, first, measured))
+        validating = tasks.create_task(_validating(validator, rounds, samples_total, done, first, measured))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(feeder.manifest.limits.microbatch_timeout_s):
                 await measured.wait()
@@ -93,7 +96,7 @@ async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], in
 
 
 async def _validating(
-    feeder: Feeder,
+    validator: Validator,
     rounds: Gossip,
     samples_total: Callable[[], int],
     validated: int,
@@ -101,11 +104,11 @@ async def _validating(
     measured: asyncio.Event,
 ) -> None:
     if first:
-        await feeder.validate(samples_total())
+        await validator.validate(samples_total())
     measured.set()
     while True:
         done = rounds.done
-        if feeder.validation_due(validated, done) and feeder.validates(done):
-            await feeder.validate(samples_total())
+        if validator.due(validated, done):
+            await validator.validate(samples_total())
         validated = max(validated, rounds.done)
         await rounds.beyond(done)

@@ -33,6 +33,7 @@ from swarmnode.train.node.stage_parts import StageParts
 from swarmnode.train.node.stage_saver import StageSaver
 from swarmnode.train.pipeline.feeder import Feeder, Samples
 from swarmnode.train.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.train.pipeline.validation import Validator
 
 if TYPE_CHECKING:
     from swarmnode.train.node.checkpointer import Checkpointer
@@ -118,10 +119,12 @@ class ServedStage(StageObserver):
             self.gossip.room,
             lambda: self.gossip.next_round,
         )
+        parts.validator = validator = Validator(feeder)
         self.gossip.feed_by(feeder.changed.set, lambda: feeder.spared)
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
-        self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, parts.restored.round, resumed))
+        done = parts.restored.round
+        self._tasks.create_task(feeding(feeder, validator, self.gossip, presence.samples_total, done, resumed))
 
     async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""
@@ -212,7 +215,7 @@ class ServedStage(StageObserver):
         """The stage at this moment."""
         self.held.note_relief()
         feeder = self.parts.feeder
-        fed = fed_status(feeder)
+        fed = fed_status(feeder, self.parts.validator)
         self._context.telemetry.gauge(name.TAPE_BYTES, float(self.hop.worker.pending.nbytes))
         kept = self.backup.snapshot
         if feeder is None and self.hop.loss.known:

@@ -23,6 +23,7 @@ from swarmnode.train.pipeline.backlog import Backlog
 from swarmnode.train.pipeline.feeder import Feeder
 from swarmnode.train.pipeline.hop import Hop
 from swarmnode.train.pipeline.next_hop import NextHop
+from swarmnode.train.pipeline.validation import Validator
 
 if TYPE_CHECKING:
     from swarmnode.train.node.tied_ends import TiedEnds
@@ -59,8 +60,8 @@ class Speed:
 
 
 class StageParts:
-    """The parts of one served replica. `feeder` is None until this node feeds, which it does at the first stage, with
-    text."""
+    """The parts of one served replica. `feeder` and `validator` are None until this node feeds, which it does at the
+    first stage, with text."""
 
     def __init__(self, context: NodeContext, joined: JoinedStage, served_before: int, tasks: asyncio.TaskGroup) -> None:
         """`served_before`: stages that this process served before; `tasks` run as long as the stage is served."""
@@ -101,6 +102,7 @@ class StageParts:
         self.speed = Speed(self.hop, here.compute, joined.samples_per_second * presence.device_share)
         self.tied_ends = self._tied_ends()
         self.feeder: Feeder | None = None
+        self.validator: Validator | None = None
         self.count_replicas()
 
     def count_replicas(self) -> None:

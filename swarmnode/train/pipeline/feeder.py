@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
-from swarmnode.base.concurrency import gather_or_cancel
-from swarmnode.base.errors import Busy, MicrobatchLost, RemoteFault, Unavailable
-from swarmnode.base.ids import PeerId, digest64, microbatch_id
+from swarmnode.base.errors import Busy, MicrobatchLost, RemoteFault
+from swarmnode.base.ids import PeerId, microbatch_id
 from swarmnode.base.metrics import name
 from swarmnode.base.ports import Telemetry, WireTensor
 from swarmnode.base.token_rate import CountRate
@@ -19,7 +18,7 @@ from swarmnode.base.wire import call_pb2 as wire
 from swarmnode.base.wire import record_pb2
 from swarmnode.base.work import Work
 from swarmnode.data.blocks import BlockLedger
-from swarmnode.net.membership.swarm import JOINING, Swarm
+from swarmnode.net.membership.swarm import Swarm
 from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import averages_gradients
 from swarmnode.train.pipeline.hop import Hop, RunningLoss
@@ -35,14 +34,6 @@ VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, w
 
 PATIENCE_S = 5.0  # guess: a chunk of 4 MiB takes .7 s at 50 Mbit/s
 ASIDE_MAX = 512  # guess: pieces set aside, a block or more of every group
-
-
-def rows(tokens: WireTensor) -> list[WireTensor]:
-    """Each sample of `tokens` [B, T+1] by itself."""
-    count, width = tokens.shape
-    size = tokens.nbytes // count
-    data = bytes(memoryview(tokens.data))
-    return [WireTensor(tokens.dtype, (1, width), data[at : at + size]) for at in range(0, count * size, size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +169,8 @@ class Feeder:
         self.idle = asyncio.Event()  # set while there are none
         self.idle.set()
         self._samples_under_way = 0
-        self.validating = False
-        self._together = averages_gradients(self.manifest)  # replicas wait for each other before each step
-        self.returned = 0  # microbatches whose gradient came back, since start
+        self._validating = False
+        self.together = averages_gradients(self.manifest)  # replicas wait for each other before each step
         self.changed = asyncio.Event()
         self._drew = asyncio.Event()  # a block was taken: others are coming
         self._text = TextWait(self.samples, self.telemetry, self.changed.set)
@@ -193,8 +183,6 @@ class Feeder:
         self.done = 0  # microbatches completed
         self._tokens = 0  # read in them
         self._rate = CountRate()  # of these
-        self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
-        self.validation_first: float | None = None
 
     async def run(self) -> None:
         """Start microbatches until cancelled or told to drain; return when drained."""
@@ -209,7 +197,7 @@ class Feeder:
     def spared(self) -> bool:
         """Whether this feeder trains nothing while it validates: others do, and no step waits for it. Where all
         feeders validate, they train beside it: a step of nobody's samples would teach nothing."""
-        return self.validating and self._together and len(self.swarm().feeders()) > VALIDATORS
+        return self._validating and self.together and len(self.swarm().feeders()) > VALIDATORS
 
     def _choice(self) -> SizeChoice:
         """The samples of a microbatch in the current stages, and how many to keep in flight."""
@@ -243,6 +231,17 @@ class Feeder:
         if self._cut:
             yield self._block
         yield from self.ledger.coming(self.swarm().feeders())
+
+    @contextlib.contextmanager
+    def sparing(self) -> Iterator[None]:
+        """This feeder validates for the length of a block (see `spared`)."""
+        self._validating = True
+        try:
+            yield
+        finally:
+            self._validating = False
+            if self.together:
+                self.changed.set()
 
     def hold(self, held: bool) -> None:
         """Start nothing new while `held`; microbatches in flight continue."""
@@ -280,61 +279,6 @@ class Feeder:
             self.telemetry.count(name.DUPLICATE_SAMPLES, new * self.manifest.data.block_samples)
             self.telemetry.event("data.duplicate", level="warning", blocks=new)
 
-    async def validate(self, samples_total: int) -> float | None:
-        """Held-out loss in nats per token, through random routes; None if a microbatch found no route. Trains
-        nothing."""
-        gate = asyncio.Semaphore(VALIDATORS)
-
-        async def one(tokens: WireTensor) -> tuple[float, int]:
-            async with gate:
-                outcome = await self._send(tokens, wire.PURPOSE_VALIDATE)
-                self.telemetry.count(name.MICROBATCHES, outcome="validated")
-                return outcome.loss_sum, outcome.tokens
-
-        await self.samples.fetch_held_out()
-        pieces = self.samples.held_out()
-        if self._together:  # small ones: the step waits for the one in work
-            pieces = [row for piece in pieces for row in rows(piece)]
-        self.validating = True
-        try:
-            results = await gather_or_cancel([partial(one, tokens) for tokens in pieces])
-        except (Unavailable, RemoteFault) as failure:
-            self.telemetry.event("validation.failed", level="warning", reason=str(failure))
-            return None
-        finally:
-            self.validating = False
-            if self._together:
-                self.changed.set()
-        counted = sum(tokens for _, tokens in results)
-        if not counted:
-            self.telemetry.event("validation.failed", level="warning", reason="no held-out token counts in the loss")
-            return None
-        loss = sum(total for total, _ in results) / counted
-        self.validation = (loss, samples_total)
-        if self.validation_first is None:
-            self.validation_first = loss
-        self.telemetry.gauge(name.LOSS, loss, split="validation")
-        self.telemetry.event("validation.done", loss=loss, samples_total=samples_total)
-        return loss
-
-    def validation_due(self, before: int, after: int) -> bool:
-        """Whether the rounds from `before` to `after` complete another `validation_every_samples` of the run."""
-        return self._validation_index(after) > self._validation_index(before)
-
-    def validates(self, round_index: int) -> bool:
-        """Whether this feeder validates after `round_index`: VALIDATORS feeders by hash, so that one may have died
-        without its record having expired."""
-        feeders = {*self.swarm().feeders(), self.me}
-        turn = self._validation_index(round_index)
-        if round_index == 0:  # all join at once: those that are about to feed take their turn, too
-            feeders.update(member.peer for member in self.swarm().stages[0] if member.state == JOINING)
-        order = sorted(feeders, key=lambda peer: digest64(self.manifest.seed, "validate", turn, peer))
-        return self.me in order[:VALIDATORS]
-
-    def _validation_index(self, round_index: int) -> int:
-        samples = round_index * self.manifest.gossip.round_samples
-        return samples // self.manifest.pipeline.validation_every_samples
-
     def _next(self, most: int) -> SampleSpan:
         """The next microbatch to start: one that found no route, else one of the current block, else of a new block, of
         at most `most` samples."""
@@ -356,7 +300,7 @@ class Feeder:
         begun = loop.time()
         try:
             tokens = self.samples.train(piece.indices)
-            outcome = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
+            outcome = await self.send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
         except (MicrobatchLost, Busy) as lost:  # Busy: out of memory in this stage
             self.telemetry.count(name.MICROBATCHES, outcome="lost")
             self.telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
@@ -374,7 +318,6 @@ class Feeder:
 
     def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:
         work = Work.of(len(piece.indices), self.manifest.model.context, outcome.tokens)
-        self.returned += 1
         self._round_trip.record_trip(seconds)
         self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, work.targets)
@@ -392,7 +335,8 @@ class Feeder:
             self.telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
 
-    async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> MicrobatchResult:
+    async def send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> MicrobatchResult:
+        """Send a microbatch of `tokens` through the pipeline. Raises as Hop.run_microbatch."""
         self._serial += 1
         process = wire.Process(
             microbatch_id=microbatch_id(self.me, self.incarnation, self._serial),
@@ -403,7 +347,7 @@ class Feeder:
             position=0,
             boundary_digest=self.hop.boundary_digest,
             first_sample=first_sample,
-            step=self.step() if self._together and purpose == wire.PURPOSE_TRAIN else 0,
+            step=self.step() if self.together and purpose == wire.PURPOSE_TRAIN else 0,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
         return await self.hop.run_microbatch(process, tokens, tokens, deadline)

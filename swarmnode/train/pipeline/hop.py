@@ -17,7 +17,7 @@ from swarmnode.base.metrics import name
 from swarmnode.base.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.base.token_rate import CountRate
 from swarmnode.base.wire import call_pb2 as wire
-from swarmnode.base.work import SampleCount, TargetCount, TokenCount, Work
+from swarmnode.base.work import Work
 from swarmnode.data.microbatch_shape import check_inputs, check_samples, check_way
 from swarmnode.net.membership.judge import Claim, Judge, TensorFingerprints
 from swarmnode.net.membership.receipt import WorkBook
@@ -69,6 +69,17 @@ class RunningLoss:
         return self._nats.value / self._tokens.value if self.known else 0.0
 
 
+def checked(here: StageContext, boundary_digest: bytes, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
+    """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic.
+    `boundary_digest`: of our own subspace."""
+    process = call.header.process
+    manifest = here.manifest
+    check_way(manifest, here.stage, process)
+    check_samples(manifest, process.samples, process.boundary_digest, boundary_digest)
+    x, tokens = check_inputs(manifest, process.samples, call.tensors)
+    return process, x, tokens
+
+
 @dataclass(eq=False)
 class Hop:
     """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`. `history` records peers
@@ -99,7 +110,7 @@ class Hop:
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
         self._reservations.on_arrival(peer)
-        process, x, tokens = self._check(call)
+        process, x, tokens = checked(self.here, self.boundary_digest, call)
         deadline = self._now() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
         repeat = (x, tokens) if key in self.backlog else None
@@ -278,9 +289,9 @@ class Hop:
                 work = self._work(process, result.tokens)
                 self.book.record_gradient(self.here.me, work)
                 self.book.record_service(self.here.me, work)
-        gradient = result.gradient
-        prints = result.prints
-        return MicrobatchResult(gradient, result.loss_sum, result.tokens, prints=prints, queued_s=queued_s)
+        return MicrobatchResult(
+            result.gradient, result.loss_sum, result.tokens, prints=result.prints, queued_s=queued_s
+        )
 
     async def _await_worker(self, priority: Priority, work: Callable[[HopInput], T], hop: HopInput) -> tuple[T, float]:
         """(`work` of `hop` by the worker, the seconds it queued for the compute thread)."""
@@ -306,22 +317,10 @@ class Hop:
             self.record_step(step)
 
     def _work(self, process: wire.Process, targets: int) -> Work:
-        samples = SampleCount(process.samples)
-        return Work(samples, TokenCount(samples * self.here.manifest.model.context), TargetCount(targets))
+        return Work.of(process.samples, self.here.manifest.model.context, targets)
 
     def record_step(self, step: StepReport) -> None:
         self.inner_steps = step.step
         self.here.telemetry.count(name.INNER_STEPS)
         self.here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
         self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
-
-    def _check(self, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
-        """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic."""
-        process = call.header.process
-        tensors = call.tensors
-        manifest = self.here.manifest
-        mine = self.boundary_digest
-        check_way(manifest, self.here.stage, process)
-        check_samples(manifest, process.samples, process.boundary_digest, mine)
-        x, tokens = check_inputs(manifest, process.samples, tensors)
-        return process, x, tokens
