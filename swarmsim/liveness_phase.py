@@ -84,7 +84,7 @@ def _bans(world: World, outcome: Outcome) -> None:
     for sim_node in world.nodes:
         if not sim_node.training or sim_node.node is None:
             continue
-        for router in (router for node in sim_node.nodes for router in node.presence.routers):
+        for router in (router for node in sim_node.nodes for router in node.presence.routing.routers):
             for peer in router.overdue(now - UNBAN_S):
                 if (label := honest.get(machine_of(peer))) is not None:
                     banned += 1

@@ -101,8 +101,8 @@ def _sends(caller: SimNode, to: SimNode) -> bool:
     """Whether the router of `caller` would choose `to`."""
     assert caller.node is not None and to.stage is not None
     presence = caller.node.presence
-    router = presence.routers[to.stage]
-    return to.stage in presence.sends_to and router.takes(to.identity.peer_id, caller.world.loop.time())
+    router = presence.routing.routers[to.stage]
+    return to.stage in presence.routing.sends_to and router.takes(to.identity.peer_id, caller.world.loop.time())
 
 
 def run(nodes: int, seed: int = 0) -> dict[str, Any]:

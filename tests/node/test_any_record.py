@@ -1,7 +1,7 @@
 """A node lives through any record: what strangers sign stops nobody, and is passed on by nobody."""
 
 from swarmnode.base.wire import record_pb2
-from swarmnode.train.node.presence import StageStatus
+from swarmnode.train.node.own_record import StageStatus
 from tests.support.stranger import Stranger
 from tests.support.village import manifest, told, village
 
@@ -44,5 +44,5 @@ async def test_a_nodes_own_record_is_in_range() -> None:
         for person in v.people:
             absurd = StageStatus(samples_per_second=float("inf"), queue=10**9)
             person.served.status = lambda absurd=absurd: absurd  # type: ignore[method-assign, misc]
-            person.node.presence.announce_change()
+            person.node.presence.own.announce_change()
         await v.trains(128, "with absurd measurements of its own")

@@ -68,7 +68,7 @@ async def test_a_replica_that_comes_while_the_last_one_leaves_is_given_what_was_
         leaver = v.people[1].node
         served = v.people[1].served
         drain_report = DrainReport(taken(60.0))
-        leaver.presence.set_state(record_pb2.NODE_STATE_DRAINING, "taken away")
+        leaver.presence.own.set_state(record_pb2.NODE_STATE_DRAINING, "taken away")
         tasks = {
             task.step: task for task in served.drain_steps(drain_report)
         }  # planned while it is the last of its stage

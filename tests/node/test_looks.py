@@ -8,7 +8,8 @@ from benchmarks.memory_network import MemoryDirectory, MemoryNetwork
 from swarmnode.base.identity import Identity
 from swarmnode.base.wire import record_pb2
 from swarmnode.net.membership.record import sign_record
-from swarmnode.train.node.presence import Presence, StageObserver
+from swarmnode.train.node.own_record import MemberPorts, StageObserver
+from swarmnode.train.node.presence import Presence
 from tests.support.fake_telemetry import Quiet
 from tests.support.transport_contract import record_of
 from tests.support.village import RUN, LoopClock, manifest
@@ -33,7 +34,8 @@ async def test_a_node_looks_often_while_many_come_and_rarely_once_it_knows_all()
     run = replace(manifest(stages=2), limits=limits)
     clock = LoopClock()
     directory = Counted(clock)
-    presence = Presence(run, RUN, directory, clock, Identity.of_seed(bytes([99]) * 32), Quiet(), StageObserver)
+    ports = MemberPorts(run, RUN, directory, clock, Identity.of_seed(bytes([99]) * 32), Quiet())
+    presence = Presence(ports, StageObserver)
     presence.attend(0, {1}, 1.0)
 
     async def one_comes(number: int) -> None:

@@ -81,6 +81,7 @@ class FakePresence:
 
     def __init__(self) -> None:
         self.status = self
+        self.own = self
         self.state = record_pb2.NODE_STATE_TRAINING
         self.stage = 0
         self.allowance: record_pb2.Allowance | None = None

@@ -39,7 +39,7 @@ async def test_a_middle_stage_that_restarts_makes_nobody_a_forger() -> None:
         await v.until(lambda before=v.total(): v.total() >= before + 64, "training after the last restart")  # type: ignore[misc]
         assert v.forged() == []
         assert [fields for p in v.people for fields in told(p, "peer.excluded")] == []
-        assert not feeder.node.presence.routers[1].banned(middle.node.me, asyncio.get_running_loop().time())
+        assert not feeder.node.presence.routing.routers[1].banned(middle.node.me, asyncio.get_running_loop().time())
         started_anew = [fields for fields in told(feeder, "microbatch.lost") if "counted here" in str(fields)]
         print(f"{RESTARTS} restarts, {len(started_anew)} microbatches started anew")
 

@@ -36,7 +36,7 @@ async def test_callers_that_sent_nothing_hear_of_a_death() -> None:
         dead = v.people[-1]
         *callers, _, _ = v.people
         for caller in callers[1:]:  # it is busy, as far as they know: else they find out for themselves
-            caller.node.presence.routers[1].delay(dead.node.me, math.inf)
+            caller.node.presence.routing.routers[1].delay(dead.node.me, math.inf)
         before = [caller.fed for caller in callers]
         await v.until(
             lambda: all(caller.fed >= fed + 32 for caller, fed in zip(callers, before, strict=True)),
@@ -55,7 +55,7 @@ async def test_a_replica_that_gets_no_work_is_probed() -> None:
         await v.fed(32)
         await v.until(lambda: knows_all(v), "all know each other")
         caller, _, dead = v.people
-        caller.node.presence.routers[1].delay(dead.node.me, math.inf)
+        caller.node.presence.routing.routers[1].delay(dead.node.me, math.inf)
         await dead.die()
         await v.until(lambda: bool(hears(caller)), "it is missed")
 

@@ -158,10 +158,10 @@ async def test_a_leaving_replica_asks_whether_another_stays() -> None:
             return answer[1]
 
         await told(True)
-        presence.going_to(2)
+        presence.own.going_to(2)
         await presence.announce()
         assert "0 mean to stay" in await told(False), "the other goes, too"
-        presence.going_to(None)
+        presence.own.going_to(None)
         await presence.announce()
         await told(True)
         await other.die()

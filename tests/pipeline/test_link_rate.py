@@ -66,16 +66,16 @@ async def test_whole_nodes_expect_what_others_announce() -> None:
         people = [v.add(number % 2) for number in range(3)]
         await v.until(lambda: v.total() > 50, "they train")
         presence = people[1].node.presence
-        router = people[0].node.presence.routers[1]
+        router = people[0].node.presence.routing.routers[1]
         assert router.pausing(0.0, 1) == []
-        presence.note(allowance=record_pb2.Allowance(up_bps=8000, pauses_unix_s=1))
-        presence.announce_change()
+        presence.own.note(allowance=record_pb2.Allowance(up_bps=8000, pauses_unix_s=1))
+        presence.own.announce_change()
         now = asyncio.get_running_loop().time
         await v.until(lambda: router.pausing(now(), 1) == [people[1].node.me], "its feeder knows of the pause")
         told = people[0].node.presence.peer_table.member(people[1].node.me)
         assert told is not None and told.samples_per_second <= 1000 / sample_nbytes(v.run, 1)[0]
-        presence.note(allowance=None)
-        presence.announce_change()
+        presence.own.note(allowance=None)
+        presence.own.announce_change()
         await v.until(lambda: router.pausing(now(), 1) == [], "and of its end")
         before = v.total()
         await v.until(lambda: v.total() > before, "the only replica of a stage is asked all the same")

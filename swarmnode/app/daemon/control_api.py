@@ -116,7 +116,7 @@ def peers_of(node: Node, now_unix_s: float) -> Iterator[report_pb2.PeerStatus]:
     for member in node.presence.peer_table.swarm().members():
         if member.peer == node.me:
             continue
-        router = node.presence.routers[member.stage]
+        router = node.presence.routing.routers[member.stage]
         yield report_pb2.PeerStatus(
             peer_id=member.peer,
             stage=member.stage,

@@ -474,7 +474,7 @@ def _works(node: Node, peer: PeerId) -> bool:
     ids = [peer]
     if node.spans:
         machine = machine_of(peer)
-        ids += [machine, *(part_id(machine, stage) for stage in range(len(node.presence.routers)))]
+        ids += [machine, *(part_id(machine, stage) for stage in range(len(node.presence.routing.routers)))]
     return any(one in times for times in seen for one in ids)
 
 

@@ -249,6 +249,12 @@ class RunProgress:
         if self._progress.total > total:
             self._progressed()
 
+    def entry(self) -> record_pb2.Progress:
+        """The count as this node's record tells it: its own entry, and what it owes."""
+        entry = self._progress.entry(self._me)
+        entry.owed = self.owed
+        return entry
+
     def record_fed(self, samples: int) -> None:
         """Count `samples` that this node fed, except those that it counted before and trains again."""
         again = min(self.owed, samples)

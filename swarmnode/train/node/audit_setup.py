@@ -62,7 +62,7 @@ def stage_judge(context: NodeContext, stage: int, replica: Replica, tasks: async
         presence.exclude,
         referee.weights,
         # From the private key: nobody else can tell which answers will be checked.
-        seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
+        seeded("audit", ports.identity.seed.hex(), presence.own.incarnation, stage),
     )
     input_auditor = InputAuditor(auditor, referee.read)
     accusations = Accusations(auditor, stage, replica, ports.compute)

@@ -166,7 +166,7 @@ async def drain(report: DrainReport, tasks: Sequence[DrainTask], notices: Notice
 
 async def goodbye(notices: Notices, presence: Presence, telemetry: Telemetry) -> None:
     """Announce that this node is gone, as far as there is time."""
-    presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
+    presence.own.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
     try:
         async with notices.limit(SMALL_CALL_S):
             await presence.announce()

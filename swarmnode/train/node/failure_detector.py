@@ -148,7 +148,7 @@ class SilenceWatch:
         elif self._router_of(named) is not None and len(self._heard) + len(self._pinging) < PINGED_MAX:
             self._asked[named] = now_s
             self._heard[named] = peer
-        self._presence.banned.set()
+        self._presence.routing.banned.set()
         return Answer(wire.Reply())
 
     def _router_of(self, peer: PeerId) -> Router | None:
@@ -156,7 +156,7 @@ class SilenceWatch:
         member = self._presence.peer_table.member(peer)
         if member is None:
             return None
-        router = self._presence.routers[member.stage]
+        router = self._presence.routing.routers[member.stage]
         return None if router.banned(peer, asyncio.get_running_loop().time()) else router
 
     async def run(self) -> None:
@@ -166,19 +166,19 @@ class SilenceWatch:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._probe())
             while True:
-                presence.banned.clear()
+                presence.routing.banned.clear()
                 for work in self._work():
                     tasks.create_task(work)
-                wait_s = min(router.ban_ends for router in presence.routers) - loop.time()
+                wait_s = min(router.ban_ends for router in presence.routing.routers) - loop.time()
                 pause_s = wait_s if wait_s > 0.0 else PING_TIMEOUT_S  # it is being pinged
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s if math.isfinite(pause_s) else None):
-                        await presence.banned.wait()
+                        await presence.routing.banned.wait()
 
     def _work(self) -> Iterator[Coroutine[None, None, None]]:
         """Pings and tellings that are due."""
         now_s = asyncio.get_running_loop().time()
-        for router in self._presence.routers:
+        for router in self._presence.routing.routers:
             for peer in router.due(now_s, PINGED_MAX):
                 if peer not in self._pinging:
                     yield self._try_again(router, peer)
@@ -188,7 +188,7 @@ class SilenceWatch:
         for named, hops in self._unknown.items():
             yield self._tell(named, hops)
         self._unknown.clear()
-        for peer in self._presence.newly_banned():
+        for peer in self._presence.routing.newly_banned():
             if now_s >= self._told.get(peer, -math.inf) + AGAIN_S:
                 self._told[peer] = now_s
                 self._asked[peer] = now_s
@@ -201,7 +201,7 @@ class SilenceWatch:
         while True:
             await asyncio.sleep(PROBE_S * (0.5 + chance.random()))
             swarm = self._presence.peer_table.swarm()
-            replicas = [member.peer for stage in self._presence.sends_to for member in swarm.serving(stage)]
+            replicas = [member.peer for stage in self._presence.routing.sends_to for member in swarm.serving(stage)]
             if not replicas:
                 continue
             peer = chance.choice(replicas)

@@ -12,7 +12,8 @@ from swarmnode.data.blocks import BlockLedger
 from swarmnode.keep.recovery.resumption import CheckpointOptions, SavedStages
 from swarmnode.run.manifest import Manifest
 from swarmnode.train.gossip.exchange import Gossip
-from swarmnode.train.node.presence import NO_STAGE, Presence, StageStatus
+from swarmnode.train.node.own_record import NO_STAGE, StageStatus
+from swarmnode.train.node.presence import Presence
 from swarmnode.train.pipeline.feeder import Feeder
 from swarmnode.train.pipeline.validation import Validator
 
@@ -26,10 +27,10 @@ def announce_checkpoints(
     """Tell `presence` what the checkpoint to resume and the stages saved here know of the run."""
     if options.resume is not None:
         presence.run_progress.trust(options.resume.progress())
-        presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
+        presence.blocks_heard[RESUMED] = options.resume.blocks(manifest)
     for serial, one in enumerate([*saved.found, *saved.pieces]):
         presence.run_progress.trust(one.progress())
-        presence.hear_checkpoint(PeerId(f"saved {serial}"), one.blocks(manifest))
+        presence.blocks_heard[PeerId(f"saved {serial}")] = one.blocks(manifest)
 
 
 def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLedger:

@@ -35,9 +35,10 @@ from swarmnode.train.node.failure_detector import FailureDetector, SilenceWatch
 from swarmnode.train.node.feeder_loop import announce_checkpoints
 from swarmnode.train.node.node_ports import NodeContext, NodePorts
 from swarmnode.train.node.notice import Notice, Notices
+from swarmnode.train.node.own_record import MemberPorts, StageStatus
 from swarmnode.train.node.pause import PauseControl, StageSlot
 from swarmnode.train.node.piggyback import PiggybackTransport
-from swarmnode.train.node.presence import Presence, StageStatus
+from swarmnode.train.node.presence import Presence
 from swarmnode.train.node.report import measuring
 from swarmnode.train.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.train.node.served_stage import ServedStage
@@ -65,13 +66,9 @@ class Node:
         self.ports = ports
         self._telemetry = ports.telemetry
         self._slot = slot = StageSlot()
+        swarm_id = swarm_of(run_id, cut)
         self.presence = presence = Presence(
-            manifest,
-            swarm_of(run_id, cut),
-            ports.directory,
-            ports.clock,
-            ports.identity,
-            ports.telemetry,
+            MemberPorts(manifest, swarm_id, ports.directory, ports.clock, ports.identity, ports.telemetry),
             slot.observer,
             admission=ports.admission,
             unable=ports.unable,
@@ -83,7 +80,7 @@ class Node:
         self.transport = PiggybackTransport(
             ports.transport,
             presence.progress,
-            presence.record,
+            presence.own.record,
             self._caller_check.learn,
             lambda: slot.observer().on_progress(),
             presence.run_progress.report_overclaim,
@@ -190,8 +187,8 @@ class Node:
 
     async def _stand_aside(self) -> None:
         """Raise KeyInUse once another process turns out to run with our key that began before this one."""
-        await self.presence.twin_seen.wait()
-        twin = self.presence.twin
+        await self.presence.own.twin_seen.wait()
+        twin = self.presence.own.twin
         where = f" at {twin.addresses[0]}" if twin is not None and twin.addresses else ""
         raise KeyInUse(
             f"another process runs with this machine's key ({short(self.me)}{where}): this home is a copy of its home."
@@ -238,7 +235,7 @@ class Node:
         transport = self.transport
         telemetry = self._telemetry
         await self.pause_control.going.wait()
-        presence.note(addresses=tuple(await transport.addresses()))
+        presence.own.note(addresses=tuple(await transport.addresses()))
         await self.restorer.saved.look()
         announce_checkpoints(self.ports.saving, self.restorer.saved, presence, self._manifest)
         self._text.ask_for(stage)
@@ -266,7 +263,7 @@ class Node:
         block = self._spans.block(at)
         status = self.presence.status
         if len(block) <= 1:
-            self.presence.note(span=block)
+            self.presence.own.note(span=block)
             return
         from swarmnode.train.node.span import ServedSpan  # few machines serve several stages
 
@@ -384,7 +381,7 @@ class Node:
         begun = asyncio.get_running_loop().time()
         self.drain_report = report = DrainReport(notice)
         if self.presence.status.stage is not None:
-            self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
+            self.presence.own.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
         if self.served is None:
             report.begin(notices.left_s(), self._telemetry)
         else:

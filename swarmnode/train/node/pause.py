@@ -12,7 +12,8 @@ from swarmnode.base.errors import Unavailable
 from swarmnode.base.ids import PeerId
 from swarmnode.base.ports import Answer, Call, Handler, Telemetry
 from swarmnode.base.wire import record_pb2
-from swarmnode.train.node.presence import NO_WORK, Presence, StageObserver, StageStatus
+from swarmnode.train.node.own_record import NO_WORK, StageObserver, StageStatus
+from swarmnode.train.node.presence import Presence
 from swarmnode.train.node.served_stage import ServedStage
 
 
@@ -96,13 +97,13 @@ class PauseControl:
         for follower in self.followers:
             await follower.finish(reason)
         if self._presence.status.stage is not None:
-            self._presence.set_state(record_pb2.NODE_STATE_DRAINING, reason)
+            self._presence.own.set_state(record_pb2.NODE_STATE_DRAINING, reason)
         if (served := self._slot.served) is not None:
             served.held.hold("this node is leaving")
             await served.held_work.emptied()
 
     def _pause(self, reason: str) -> None:
-        self._presence.set_state(record_pb2.NODE_STATE_PAUSED, reason)
+        self._presence.own.set_state(record_pb2.NODE_STATE_PAUSED, reason)
         if (served := self._slot.served) is not None:
             served.held.hold("this node is paused")
             self._telemetry.event("node.paused", held=served.held_work.held, reason=reason)
@@ -114,5 +115,5 @@ class PauseControl:
             except Unavailable as error:
                 self._telemetry.event("node.paused", level="warning", reason=f"cannot come back yet: {error}")
                 return
-        self._presence.set_state(record_pb2.NODE_STATE_TRAINING, reason)
+        self._presence.own.set_state(record_pb2.NODE_STATE_TRAINING, reason)
         self._telemetry.event("node.resumed", reason=reason)

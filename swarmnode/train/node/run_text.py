@@ -52,7 +52,7 @@ async def check_subspace(replica: Replica, manifest: Manifest, presence: Presenc
     if manifest.pipeline.boundary != "subspace":
         return
     mine = await compute.run(Priority.OUTER, 0, replica.boundary_digest)
-    presence.note(boundary_digest=mine)
+    presence.own.note(boundary_digest=mine)
     training = [m for m in presence.peer_table.swarm().members() if m.state == SERVING and m.peer != presence.me]
     if training and all(member.boundary_digest != mine for member in training):
         theirs = training[0].boundary_digest.hex() or "none"
@@ -88,7 +88,7 @@ def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, tra
     samples = 0 if saved is None else saved.checkpoint.samples
     presence.attend(stage, targets, 0.0 if transfer is None else transfer.speed, samples)
     context.telemetry.gauge(name.STAGE, float(stage))
-    presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if transfer is None else transfer.reason)
+    presence.own.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if transfer is None else transfer.reason)
     tasks.create_task(presence.announcing())
     # From now on: a download outlives donors, and must hear of new ones (simulated: everything, seed 104).
     tasks.create_task(presence.watching(sorted({stage, *targets})))
@@ -115,7 +115,7 @@ async def join_stage(
     expected = 0.0 if transfer is None else transfer.speed
     probe = None
     if not expected:
-        with_what = ports.probe, ports.compute, telemetry, presence.announce_speed
+        with_what = ports.probe, ports.compute, telemetry, presence.own.announce_speed
         probe = tasks.create_task(probing(replica, context.manifest, stage, *with_what))
     await check_subspace(replica, context.manifest, presence, ports.compute)
     take = transfer.release if transfer is not None else lambda: None  # no name here keeps what may be gigabytes
@@ -139,7 +139,7 @@ class RunText:
         self._samples: Samples | None = None
         self._asked: int | None = None
         if world.role is NodeRole.REPLICA or world.no_files:
-            presence.can_serve(0, False)
+            presence.own.can_serve(0, False)
         if (ports := world.data) is not None:
             asked = context.transport, context.telemetry, ports.meeting_points, self._holders
             urls = [str(base_url(one)) for one in manifest.data.locations]
@@ -176,8 +176,8 @@ class RunText:
                     await self.open()
                     break
             await asyncio.sleep(AGAIN_S)
-        self._presence.can_serve(0, True)
-        self._presence.announce_change()
+        self._presence.own.can_serve(0, True)
+        self._presence.own.announce_change()
 
     @property
     def _may_read(self) -> bool:
@@ -223,20 +223,20 @@ class RunText:
             else:
                 self._samples = await world.compute.run(Priority.OUTER, 0, world.samples)
         mine = self._samples.digest[:DIGEST_NBYTES]
-        self._presence.note(data_digest=mine)  # also where it is refused: the run's page shows it
+        self._presence.own.note(data_digest=mine)  # also where it is refused: the run's page shows it
         if self._world.data is None and mine:
             self._compare(mine)
         return self._samples
 
     def refuse(self, error: Exception) -> None:
         """Announce that this node does not feed, because of `error`. It serves other stages."""
-        self._presence.can_serve(0, False)
+        self._presence.own.can_serve(0, False)
         self._telemetry.event("data.refused", level="warning", reason=str(error))
 
     def _compare(self, mine: bytes) -> None:
         """Raise DataError when most feeders that joined before this node have another text. Later feeders do not count,
         because a new record costs no more than a key."""
-        since_s = self._presence.incarnation / 1000.0
+        since_s = self._presence.own.incarnation / 1000.0
         before = [
             member.data_digest
             for member in self._presence.peer_table.swarm().serving(0)

@@ -24,7 +24,7 @@ from swarmnode.train.node.feeder_loop import fed_status, feeding, ledger_of
 from swarmnode.train.node.held_replica import FINISH_S, HeldReplica
 from swarmnode.train.node.node_ports import NodeContext
 from swarmnode.train.node.notice import Notices
-from swarmnode.train.node.presence import StageObserver, StageStatus
+from swarmnode.train.node.own_record import StageObserver, StageStatus
 from swarmnode.train.node.run_text import JoinedStage
 from swarmnode.train.node.stage_catch_up import CatchUp
 from swarmnode.train.node.stage_change import StageRebalancer, StageTransfer
@@ -94,7 +94,7 @@ class ServedStage(StageObserver):
             await self.catch_up.sync()
         if self._text is not None:
             self._feed(self._text)
-        context.presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
+        context.presence.own.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
         self._tasks.create_task(self.catch_up.run())
         self._tasks.create_task(self.saver.run())
@@ -108,7 +108,7 @@ class ServedStage(StageObserver):
         parts.feeder = feeder = Feeder(
             manifest,
             context.me,
-            presence.incarnation + parts.served_before,  # differs between all feeders of the same key
+            presence.own.incarnation + parts.served_before,  # differs between all feeders of the same key
             self.hop,
             samples,
             MicrobatchSizer(manifest, context.me, presence.status.rates, parts.speed, context.ports.host),
@@ -130,8 +130,8 @@ class ServedStage(StageObserver):
         """Wait until this node should serve another stage, and has that stage's state."""
         context = self._context
         presence = context.presence
-        chance = seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self.parts.served_before)
-        if presence.stays:
+        chance = seeded(context.manifest.seed, "moving", context.me, presence.own.incarnation, self.parts.served_before)
+        if presence.own.stays:
             from swarmnode.train.node.span_change import BlockRebalancer  # few machines serve several stages
 
             return await BlockRebalancer(context, chance, self.parts.speed).run()
@@ -152,7 +152,7 @@ class ServedStage(StageObserver):
         """Take no new work before the move of `transfer`, and finish what is held, in FINISH_S at most; not at all
         while a stage stands empty, where all wait for the mover, nor if that is hopeless."""
         presence = self._context.presence
-        presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to {stage_name(transfer.stage)}")
+        presence.own.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to {stage_name(transfer.stage)}")
         self.held_work.refuse("this node is leaving")
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
@@ -168,7 +168,7 @@ class ServedStage(StageObserver):
         successor goes on with: its stage, for a new replica; the whole state of this one, and the last round in it."""
         context = self._context
         run = partial(context.ports.compute.run, Priority.OUTER, 0)
-        context.presence.going_to(None)
+        context.presence.own.going_to(None)
         self.held_work.refuse("this node takes up an amendment")
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):

@@ -49,7 +49,7 @@ class BlockRebalancer:
             block, reason = self._look()
             if block is None:
                 continue
-            self._presence.going_to(block.start)
+            self._presence.own.going_to(block.start)
             await self._presence.announce()
             self._context.telemetry.event(
                 "stage.moving", source=self._presence.status.stage, target=block.start, reason=reason

@@ -49,7 +49,7 @@ async def receive_first_round(context: NodeContext, stage: int, gossip: Gossip) 
     shares = costs(context.manifest)
     period_s = context.manifest.limits.announce_period_s
     begun = asyncio.get_running_loop().time()
-    presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
+    presence.own.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
     while True:
         done = gossip.done
         waited_s = asyncio.get_running_loop().time() - begun
@@ -101,7 +101,7 @@ class CatchUp:
                 continue
             self._behind.clear()
             if presence.status.state == record_pb2.NODE_STATE_SYNCING:
-                presence.set_state(record_pb2.NODE_STATE_TRAINING, "has the state of the run again")
+                presence.own.set_state(record_pb2.NODE_STATE_TRAINING, "has the state of the run again")
 
     def on_progress(self) -> None:
         """The run's sample count grew: look whether this replica is behind."""
@@ -174,6 +174,6 @@ class CatchUp:
         self._from, reason = found
         self._context.telemetry.event("state.behind", level="warning", round=self._gossip.done, reason=reason)
         self._held.hold("this replica's state is behind the run's", away=False)
-        presence.set_state(record_pb2.NODE_STATE_SYNCING, reason)
+        presence.own.set_state(record_pb2.NODE_STATE_SYNCING, reason)
         self._behind.set()
         return True

@@ -214,7 +214,7 @@ class StageRebalancer:
         try:
             return await self._transfer(move, reason)
         except Unavailable as error:
-            self._presence.going_to(None)
+            self._presence.own.going_to(None)
             self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=str(error))
             return None
 
@@ -225,7 +225,7 @@ class StageRebalancer:
         cut = self._fetcher.newcomer_part(move.target, round_now)
         _expect(*worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate))
         self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
-        self._presence.going_to(move.target)
+        self._presence.own.going_to(move.target)
         idle = move.target in self._idle
         if idle or not self._presence.peer_table.swarm().serving(move.target):
             return await self._bring_back(move, reason, idle)
@@ -333,7 +333,7 @@ class IdleStages:
         presence = self._presence
         own = self._presence.status.stage
         unfed = own is not None and stage == own - 1 and self._unfed(stage)
-        idle = stage != own and (unfed or presence.idle(stage, self._patience(stage)))
+        idle = stage != own and (unfed or presence.routing.idle(stage, self._patience(stage)))
         return idle and not self._someone_comes(stage)
 
     def move(self) -> tuple[StageMove, str] | None:

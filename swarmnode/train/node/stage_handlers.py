@@ -91,7 +91,7 @@ def _inheriting(parts: StageParts) -> Handler:
 
     async def serve(peer: PeerId, call: Call) -> Answer:
         answer = await parts.backup.inherit(peer, call)
-        parts.context.presence.announce_change()  # a node that brings the stage back must know at once who has it
+        parts.context.presence.own.announce_change()  # a node that brings the stage back must know at once who has it
         return answer
 
     return serve

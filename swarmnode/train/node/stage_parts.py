@@ -77,7 +77,7 @@ class StageParts:
         self.next_hop = NextHop(
             context.run_id,
             context.transport,
-            presence.routers,
+            presence.routing.routers,
             context.telemetry,
             context.manifest,
             presence.peer_table.swarm,
@@ -99,7 +99,7 @@ class StageParts:
         self.gossip.met = self.count_replicas
         self.gossip.butterfly.exclude = presence.exclude
         self.backup = NeighbourBackup(here, presence)
-        self.speed = Speed(self.hop, here.compute, joined.samples_per_second * presence.device_share)
+        self.speed = Speed(self.hop, here.compute, joined.samples_per_second * presence.own.device_share)
         self.tied_ends = self._tied_ends()
         self.feeder: Feeder | None = None
         self.validator: Validator | None = None

@@ -140,4 +140,4 @@ class StageReturn:
         """Go on with our own state, and let the others know what it lacks."""
         self._gossip.line = line
         self._context.telemetry.event("state.kept", round=self._gossip.done, lost=line.lost, reason=reason)
-        self._context.presence.announce_change()
+        self._context.presence.own.announce_change()

@@ -39,7 +39,9 @@ class StageSaver:
         spec = context.manifest.recovery
         period_s = context.manifest.limits.announce_period_s
         savers = context.manifest.pipeline.min_keep  # as one that is lost, one of them may not come back
-        chance = seeded(context.manifest.seed, "saving", context.me, presence.incarnation, self._parts.served_before)
+        chance = seeded(
+            context.manifest.seed, "saving", context.me, presence.own.incarnation, self._parts.served_before
+        )
         timer = RenewalTimer(spec)
         while True:
             await asyncio.sleep(period_s * (0.5 + chance.random()))  # not all at once
