@@ -61,7 +61,7 @@ def test_a_replica_imports_neither_compiler_nor_symbolic_algebra_and_a_node_star
     no node would be forked any more, and nobody would notice but by the clock."""
     code = (
         "import sys, swarmnode.app.daemon.process\n"
-        "from swarmnode.run.manifest import PRESETS\n"
+        "from swarmnode.run.manifest.recipe import PRESETS\n"
         "from swarmnode.app.machine.replica import TorchReplica\n"
         "[TorchReplica(PRESETS['tiny'], stage) for stage in (0, 1)]\n"
         "print(*[name for name in ('sympy', 'scipy', 'torch._dynamo', 'pydantic') if name in sys.modules])\n"

@@ -42,7 +42,7 @@ class Lookahead:
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes go; `grow` says how many were put there."""
+        """The memory for the next bytes; `grow` says how many were put there."""
         return self._bytes[self._end :]
 
     def grow(self, nbytes: int) -> None:

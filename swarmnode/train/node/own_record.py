@@ -39,7 +39,7 @@ ADDRESSES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class MemberPorts:
-    """What a member of the run `run_id` needs to be known by others and to know them."""
+    """The ports of a member of the run `run_id` by which others know it, and it knows them."""
 
     manifest: Manifest
     run_id: RunId
