@@ -140,7 +140,7 @@ class StageParts:
         return stage_judge(self.context, self.here.stage, self.here.replica, tasks, self._training_text)
 
     def _tied_ends(self) -> TiedEnds | None:
-        """The part that keeps the table of a tied model's ends equal; None at other stages, and without such a table."""
+        """The part that keeps the table of a tied model's ends equal; None at other stages, and in other models."""
         here = self.here
         if not trains_both_ends(here.manifest) or here.stage not in (0, here.manifest.pipeline.stages - 1):
             return None
