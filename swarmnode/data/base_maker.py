@@ -90,7 +90,8 @@ def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
 
 
 def _named_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    index = json_file(files, SHARD_INDEX_FILE)
+    # transformers looks in this order: a model saved anew leaves the index of its former shards behind.
+    index = None if _first_byte(files, SINGLE_FILE) else json_file(files, SHARD_INDEX_FILE)
     tensors = dict[str, StoredTensor]()
     if index is None:
         _refuse_pickles(files)
@@ -109,17 +110,19 @@ def _named_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
 
 def _refuse_pickles(files: ModelFiles) -> None:
     """Raises DataError where the weights lie in pickles alone, which are programs."""
-
-    def first_byte(name: str) -> bytes:
-        with contextlib.suppress(DataError):
-            return files.read(name, 0, 1)
-        return b""
-
-    if not first_byte(SINGLE_FILE) and (found := next(filter(first_byte, PICKLES), "")):
+    found = next((name for name in PICKLES if _first_byte(files, name)), "")
+    if found and not _first_byte(files, SINGLE_FILE):
         raise DataError(
             f"{found}: weights in a pickle, which is a program and is not read; transformers makes safetensors of them:"
             " AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
         )
+
+
+def _first_byte(files: ModelFiles, name: str) -> bytes:
+    """The first byte of a file; none where it is empty, missing or cannot be read."""
+    with contextlib.suppress(DataError):
+        return files.read(name, 0, 1)
+    return b""
 
 
 def _header(files: ModelFiles, name: str) -> dict[str, StoredTensor]:

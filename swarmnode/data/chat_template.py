@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from swarmnode.base.errors import DataError, NotPermitted, cause_of
 from swarmnode.base.limited_child import bounded
+from swarmnode.data.message import Message, called, counts, shown_as_python, with_names, with_objects
 from swarmnode.data.tokens import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -45,9 +46,6 @@ MARK = "\ue0f7\ue0f3\ue0f9"  # private use: no template writes it, and no conver
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-
-Message = Mapping[str, Any]
-"""`role`, and what the template reads beside it: mostly `content`, also `tool_calls` or `reasoning_content`."""
 
 Span = tuple[int, int]
 """[first, last) characters of a rendered conversation."""
@@ -76,19 +74,19 @@ class ChatTemplate:
     def encode(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
         """(text, ids [n], mask [n]: 1 where a token counts as a target). Raises DataError when the template rejects
         the conversation."""
-        conversation, text = self._shown(conversation)
+        conversation, text = self._shown(self._with_calls(conversation))
         try:
             text.encode()
         except UnicodeEncodeError:
             raise DataError("conversation with half a character (a lone surrogate)") from None
         if self._hub is not None and _GENERATION.search(_COMMENT.sub("", self._chosen(conversation))):
-            return text, *self._marked(conversation, tokenizer)
+            return text, *self._marked(conversation, text, tokenizer)
         ids, mask = tokenizer.encode_spans(text, self.answers(conversation, text))
         return text, ids, mask
 
-    def answers(self, conversation: Conversation, whole: str | None = None) -> list[Span]:
+    def answers(self, conversation: Conversation, whole: str | None = None, *, counted: bool = True) -> list[Span]:
         """The answers in the text `whole` of the conversation, in order: each from the end of the generation prompt to
-        the end of its turn. Raises DataError as `encode`."""
+        the end of its turn. Those that count, or do not. Raises DataError as `encode`."""
         whole = self._render(conversation) if whole is None else whole
         spans = list[Span]()
         end = 0
@@ -102,7 +100,7 @@ class ChatTemplate:
             else:  # what comes later changes how this turn is written, as in templates that drop earlier thoughts
                 span = self._located(conversation, number, whole, asked, end)
             if span[0] < span[1]:
-                spans.append(span)
+                spans += [span] if counts(message) == counted else []
                 end = span[1]
         return spans
 
@@ -132,6 +130,23 @@ class ChatTemplate:
         own = None if self._hub is None else self._hub.chat_template
         return [{"name": name, "template": one} for name, one in own.items()] if isinstance(own, dict) else own
 
+    def _with_calls(self, conversation: Conversation) -> Conversation:
+        """`conversation`, the arguments of calls as objects, which transformers' templates take (vLLM and transformers'
+        own documentation); as they are where the template rejects objects or prints them as Python does. Raises
+        DataError where it writes no calls."""
+        calling = next((number for number, one in enumerate(conversation) if any(called(one))), None)
+        if calling is None:
+            return conversation
+        given = _each(conversation, with_objects)
+        text = self._tried(given, given) or self._tried(joined := _each(given, _joined), joined)
+        if text is None or shown_as_python(text, given):
+            given = conversation
+        named = _each(given, functools.partial(with_names, name=MARK))
+        text = self._tried(named, named) or self._tried(joined := _each(named, _joined), joined)
+        if text is not None and MARK not in text:
+            raise DataError(f"chat template: it writes no calls of tools, and message {calling + 1} has one")
+        return given
+
     def _shown(self, conversation: Conversation) -> tuple[Conversation, str]:
         """(the conversation as the template takes it, the text of it). Some templates know texts alone: with parts
         they fail, write them as Python does (Llama 3, Gemma 2) or write nothing (Qwen3). They get the texts of the
@@ -140,8 +155,7 @@ class ChatTemplate:
         if not parts:
             return conversation, self._render(conversation)
         text = self._tried(conversation, conversation)
-        joined = Conversation(map(_joined, conversation))
-        joined.tools = conversation.tools
+        joined = _each(conversation, _joined)
         other = self._tried(joined, joined)
         if _parts_in(other, parts) > _parts_in(text, parts):
             return joined, str(other)
@@ -153,7 +167,9 @@ class ChatTemplate:
         """The template that transformers takes for `conversation`."""
         return str(self._given or self._hub.get_chat_template(None, tools=conversation.tools))
 
-    def _marked(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+    def _marked(
+        self, conversation: Conversation, text: str, tokenizer: Tokenizer
+    ) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         """Ids and mask as transformers makes them of a template that marks what is generated."""
         made = self._call(
             conversation,
@@ -163,7 +179,10 @@ class ChatTemplate:
             return_assistant_tokens_mask=True,
         )
         ids = np.array(made["input_ids"], tokenizer.dtype)
-        return ids, np.array(made["assistant_masks"], np.uint8)
+        mask = np.array(made["assistant_masks"], np.uint8)
+        if not all(map(counts, conversation)):
+            mask &= 1 - tokenizer.encode_spans(text, self.answers(conversation, text, counted=False))[1]
+        return ids, mask
 
     def _located(self, conversation: Conversation, number: int, whole: str, asked: str | None, least: int) -> Span:
         """The answer `number` in `whole`, by comparison with the same conversation in which that answer is MARK."""
@@ -208,6 +227,13 @@ class ChatTemplate:
             raise NotPermitted(f"chat template: {error}") from None
         except Exception as error:  # noqa: BLE001  templates are code: they raise what Python raises
             raise DataError(f"chat template: {type(error).__name__}: {cause_of(error)[:200]}") from None
+
+
+def _each(conversation: Conversation, change: Callable[[Message], Message]) -> Conversation:
+    """`conversation` with each message changed."""
+    changed = Conversation(map(change, conversation))
+    changed.tools = conversation.tools
+    return changed
 
 
 def _marked_message(message: Message) -> Message:

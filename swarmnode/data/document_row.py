@@ -13,7 +13,7 @@ import itertools
 import json
 import lzma
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
@@ -26,6 +26,7 @@ LINE_BYTES_MAX = 64 << 20
 JSON_BYTES_MAX = 2 << 30
 """An array of JSON is read whole; a longer one should be lines (guess)."""
 HEADER_BYTES_MAX = 64 << 10
+PACKED_BYTES = 64 << 10
 NAMED_MAX = 20
 TEXT = "text"
 MESSAGES = "messages"
@@ -331,13 +332,55 @@ def opened(work: DocumentSpan) -> BinaryIO:
     return decompressed(work.files[0], work.compression)
 
 
+class PackedStreams(io.RawIOBase):
+    """The content of a file that holds one packed stream or several, with zeros between them. `bz2.open` and
+    `lzma.open` end at such zeros, and at a damaged stream behind a whole one, without a word (CPython 3.11)."""
+
+    def __init__(self, file: BinaryIO, start: Callable[[], Any]) -> None:
+        """`start` makes what unpacks one stream, `bz2.BZ2Decompressor` or `lzma.LZMADecompressor`."""
+        self._file = file
+        self._start = start
+        self._stream = start()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`; returns the number of bytes, 0 at the end. Raises EOFError for a file that is cut off, the
+        decompressor's own error for a damaged one."""
+        data = b""
+        while not data:
+            packed = b""
+            if self._stream.eof:
+                if not (packed := self._behind(self._stream.unused_data)):
+                    return 0
+                self._stream = self._start()
+            elif self._stream.needs_input and not (packed := self._file.read(PACKED_BYTES)):
+                raise EOFError("it is cut off")
+            data = self._stream.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _behind(self, packed: bytes) -> bytes:
+        """The bytes behind a stream, from the first that is not zero on; `packed` are the first of them."""
+        while not (packed := packed.lstrip(b"\0")) and (packed := self._file.read(PACKED_BYTES)):
+            pass
+        return packed
+
+
 def decompressed(path: str, compression: str) -> BinaryIO:
     """The local file `path`, whose name is not looked at."""
-    if (module := {"gzip": gzip, "bz2": bz2, "xz": lzma}.get(compression)) is not None:
-        return cast(BinaryIO, module.open(path, "rb"))
+    if compression == "gzip":
+        return cast(BinaryIO, gzip.open(path, "rb"))
     file = open(path, "rb")  # noqa: SIM115  the caller closes it
     if not compression:
         return file
+    if (start := {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}.get(compression)) is not None:
+        return cast(BinaryIO, io.BufferedReader(PackedStreams(file, start)))
     return cast(BinaryIO, io.BufferedReader(library("pyarrow", path).CompressedInputStream(file, compression)))
 
 

@@ -48,12 +48,15 @@ COMPRESSIONS = {
     b"BZh": "bz2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x50\x2a\x4d\x18": "zstd",  # a frame without text, with which pzstd 1.5.4 begins
     b"\x04\x22\x4d\x18": "lz4",
 }
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
-NO_TEXT = re.compile("%PDF-|Obj\x01|.*\0", re.DOTALL)
-"""PDF, Avro, and whatever has a zero byte."""
+SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""Begins a frame without text in zstd and lz4; four bytes with its length follow (RFC 8878, 3.1.2). Tools begin with
+one (pzstd 1.5.4), or keep a table of places in it."""
+NO_TEXT = re.compile(r"%PDF-|%!PS-|\{\\rtf|WARC/\d|Obj\x01|.*\0", re.DOTALL)
+"""PDF, PostScript, RTF, WARC and Common Crawl's WET, Avro, and whatever has a zero byte."""
+NO_FORM = "neither text nor rows of a kind that is read (take the text out of PDF, RTF, WARC, WET and archives first)"
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
@@ -165,7 +168,7 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
                 continue
             form = _form_of(file.path, reading)
             if form is None:
-                bad.add(shown(file.path), "neither text nor rows of a kind that is read")
+                bad.add(shown(file.path), NO_FORM)
             elif form == FileForm("text") and file.path.stat().st_size <= WORK_BYTES:
                 small.append(file)
             else:
@@ -198,7 +201,7 @@ def _file_work(source: int, file: SourceFile, form: FileForm) -> list[DocumentSp
 def _form_of(path: Path, reading: Reading) -> FileForm | None:
     """The form of the file at `path`; None when it is nothing that is read. Raises what reading it raises."""
     head = _head(path, "", HEAD_BYTES)
-    compression = next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), "")
+    compression = _compression(path, head)
     if compression:
         head = _head(path, compression, HEAD_BYTES)
     name = _uncompressed(path.name)
@@ -219,6 +222,15 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
             text = _decoded(_head(path, compression, LINE_BYTES_MAX), encoding)  # the first line is longer
         kind = _json_kind(text, reading, kind)
     return FileForm(kind, compression, encoding)
+
+
+def _compression(path: Path, head: bytes) -> str:
+    """The compression of the file that begins with `head`, one of COMPRESSIONS; "" for none."""
+    if SKIPPED.match(head):
+        with path.open("rb") as file:
+            while SKIPPED.match(head := file.read(8)):
+                file.seek(int.from_bytes(head[4:], "little"), os.SEEK_CUR)
+    return next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), "")
 
 
 def _head(path: Path, compression: str, most: int) -> bytes:

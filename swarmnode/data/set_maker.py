@@ -40,6 +40,7 @@ from swarmnode.data.index import (
     chunk_nbytes,
     parse_index,
 )
+from swarmnode.data.message import counts
 from swarmnode.data.sampler import mixed
 from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, dtype_of
 
@@ -207,7 +208,7 @@ def _encode(batch: Sequence[Placed], encoding: Encoding, bad: BadRows) -> Iterat
         except DataError as error:
             bad.add(placed.where, str(error))
             continue
-        answered = document[-1]["role"] == ANSWERS
+        answered = document[-1]["role"] == ANSWERS and counts(document[-1])
         yield digest64("document", text.encode()), tokens, None if mask.all() and answered else mask, answered
 
 

@@ -20,7 +20,7 @@ from swarmnode.data.tokens import json_object
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
 from swarmnode.model.export_tokenizer import byte_tokenizer, end_of_text, special_ids, tokenizer_files
-from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
+from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors, published_base
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
 from swarmnode.run.manifest import Manifest, template
@@ -38,15 +38,17 @@ LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-
 MEMBERS_SHOWN = 200  # guess: a page that one still scrolls
 
 
-def model_card(manifest: Manifest, about: Mapping[str, Any]) -> str:
+def model_card(manifest: Manifest, about: Mapping[str, Any], library: str = "transformers") -> str:
     """The card: what it is for, how it was trained, on what data, by whom. `about`: the facts in swarmnode.json, with
-    `members` (name, hours of work, signed samples) where a coordinator kept them."""
+    `members` (name, hours of work, signed samples) where a coordinator kept them. `library` loads it."""
     run = manifest.about
     inner = manifest.inner
     gossip = manifest.gossip
     pipeline = manifest.pipeline
     licence = run.licence.lower()
-    head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [swarmnode, decentralized-training]"]
+    head = [f"library_name: {library}", "pipeline_tag: text-generation", "tags: [swarmnode, decentralized-training]"]
+    if base := published_base(manifest)[0]:
+        head.append(f"base_model: {base}")
     if licence:
         head.append(f"license: {licence if licence in LICENCES else 'other'}")
     samples = int(about.get("samples") or 0)
@@ -152,7 +154,8 @@ def write_adapter(
     """Write `out_dir` as an adapter folder that peft loads beside the base model: adapter_config.json,
     adapter_model.safetensors, and what `write_model` writes beside the weights. Returns the number of parameters,
     and raises as `write_model`."""
-    files = small_files(manifest, tokenizer, about or {}, carried or {}) | {ADAPTER_CONFIG: peft_config(manifest, "")}
+    files = small_files(manifest, tokenizer, about or {}, carried or {})
+    files |= {ADAPTER_CONFIG: peft_config(manifest), CARD: model_card(manifest, about or {}, "peft").encode()}
     for name in MODEL_CONFIGS:
         files.pop(name, None)  # the base model has them
     return _write_folder(out_dir, files, ADAPTER_FILE, peft_tensors(adapters))

@@ -32,6 +32,7 @@ from swarmnode.model.adapter import (
 )
 from swarmnode.model.split import StageLayers, initial, parameter_shapes, split
 from swarmnode.run.manifest import Manifest
+from swarmnode.run.manifest.location import hub_model
 
 NF4_CODES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -296,13 +297,21 @@ def peft_tensors(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in trained.items()}
 
 
-def peft_config(manifest: Manifest, base_model: str) -> bytes:
-    """peft's adapter_config.json; `base_model` names or locates the model that the adapters belong to."""
+def published_base(manifest: Manifest) -> tuple[str, str]:
+    """(name, revision) of the run's base model on the Hugging Face hub; empty where it is not known to lie there."""
+    return next(filter(None, map(hub_model, manifest.base.locations)), ("", ""))
+
+
+def peft_config(manifest: Manifest) -> bytes:
+    """peft's adapter_config.json. It names the model that the adapters belong to where that lies on the hub, as peft's
+    `AutoPeftModelForCausalLM` needs it."""
     spec = manifest.training
+    base_model, revision = published_base(manifest)
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model or None,
+        "revision": revision or None,
         "inference_mode": True,
         "r": spec.rank,
         "lora_alpha": spec.alpha,

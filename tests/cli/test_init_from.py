@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from swarmnode.app.cli.init import command
@@ -53,6 +54,19 @@ def test_a_run_from_a_place_on_the_web_stores_no_weights(tmp_path: Path) -> None
     assert here and read_manifest(tmp_path / "same" / "manifest.toml").base.index == made.base.index
     weights = sum(nbytes for name, nbytes in asked if name.endswith(".safetensors"))
     assert weights <= sum(path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors")), "read once"
+
+
+def test_one_file_counts_where_an_index_of_former_shards_lies_beside_it(tmp_path: Path) -> None:
+    """`save_pretrained` into a folder of shards deletes these and leaves their index (transformers 5.23.0), and
+    `from_pretrained` takes the one file."""
+    llama(tmp_path / "model", shard="20KB", dtype=torch.float16)
+    llama(tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists()
+    llama(tmp_path / "fresh")
+    run(str(tmp_path / "run"), "--from", str(tmp_path / "model"))
+    run(str(tmp_path / "other"), "--from", str(tmp_path / "fresh"))
+    bases = [read_manifest(tmp_path / name / "manifest.toml").base.index for name in ("run", "other")]
+    assert bases[0] == bases[1]
 
 
 def changed(folder: Path, **values: object) -> None:

@@ -233,9 +233,13 @@ SAID = WORD.filter(bool) | st.sampled_from(["river", "</s>", "<|im_end|>", "user
 CALL = {"id": "1", "type": "function", "function": {"name": "rain", "arguments": {"where": "Zürich & Genève's"}}}
 
 
+CALLING = ("smollm3",)
+"""Families whose templates write calls of tools."""
+
+
 @st.composite
-def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Turns of user and assistant, the assistant last; a system message, thoughts and calls of tools at times."""
+def conversations(draw: st.DrawFn, calls: bool = False) -> list[dict[str, Any]]:
+    """Turns of user and assistant, the assistant last; a system message, thoughts and `calls` of tools at times."""
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(SAID)})
@@ -244,7 +248,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
         answer: dict[str, Any] = {"role": "assistant", "content": draw(SAID)}
         if draw(st.booleans()):
             answer["reasoning_content"] = draw(SAID)
-        if draw(st.integers(0, 3)) == 0:
+        if calls and draw(st.integers(0, 3)) == 0:
             answer["tool_calls"] = [CALL]
         messages.append(answer)
     return messages
@@ -258,7 +262,7 @@ def test_ids_and_masks_are_those_of_transformers(
 ) -> None:
     root = tmp_path_factory.getbasetemp()
     name = data.draw(st.sampled_from(sorted(FAMILIES)))
-    messages = data.draw(conversations())
+    messages = data.draw(conversations(name in CALLING))
     tokenizer, plain, marked, hub = family(root, kind, name)
     wanted = hub.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     _, ids, mask = marked.encode(spoken(messages), tokenizer)
@@ -279,6 +283,70 @@ def overlapping(hub: Any, messages: list[dict[str, Any]], text: str) -> list[int
     )
     offsets = hub(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return [int(any(first < end and start < last for start, end in spans)) for first, last in offsets]
+
+
+def asked(call: Any, **more: Any) -> list[dict[str, Any]]:
+    """A conversation in which the assistant calls a tool and then answers."""
+    return [
+        {"role": "user", "content": "rain?"},
+        {"role": "assistant", "content": "", **call},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "so", **more},
+    ]
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_arguments_in_json_are_rendered_as_the_object_that_they_say(tmp_path: Path, parts: bool) -> None:
+    """OpenAI's form has a JSON text there, transformers' an object (its page on tool use); vLLM turns one into the
+    other before it renders a prompt."""
+    tokenizer, template = opened(save(tmp_path / "model", "byte-level", unmarked(FAMILIES["smollm3"])))
+    messages = [asked({"tool_calls": [{"function": {"name": "rain", "arguments": each}}]})
+                for each in ({"where": "Genève", "at": [1, 2]}, '{"where":"Genève",  "at": [1,2]}')]  # fmt: skip
+    for talk in messages if parts else ():
+        talk[0]["content"] = [{"type": "text", "text": "rain?"}]
+    text, ids, mask = template.encode(spoken(messages[0]), tokenizer)
+    assert '{"name": "rain", "arguments": {"where": "Genève", "at": [1, 2]}}' in text
+    theirs, their_ids, their_mask = template.encode(spoken(messages[1]), tokenizer)
+    assert (theirs, their_ids.tolist(), their_mask.tolist()) == (text, ids.tolist(), mask.tolist())
+
+
+@pytest.mark.parametrize("write", ["'<tool>' + call.function.arguments", "'<tool>' ~ call.function.arguments"])
+def test_a_template_that_takes_arguments_as_text_gets_them_so(tmp_path: Path, write: str) -> None:
+    """DeepSeek V3's template adds them to a text, which fails for an object; others print it as Python does."""
+    source = unmarked(FAMILIES["smollm3"]).replace("'<tool>' + call.function | tojson", f"call.function.name + {write}")
+    tokenizer, template = opened(save(tmp_path / "model", "byte-level", source))
+    given = asked({"tool_calls": [{"function": {"name": "rain", "arguments": '{"where":"Ulm"}'}}]})
+    assert 'rain<tool>{"where":"Ulm"}' in template.encode(spoken(given), tokenizer)[0]
+
+
+@pytest.mark.parametrize("call", [
+    {"tool_calls": [CALL]},
+    {"function_call": {"name": "rain", "arguments": "{}"}},
+])  # fmt: skip
+def test_a_call_that_the_template_does_not_write_is_refused(tmp_path: Path, call: dict[str, Any]) -> None:
+    """It would leave an answer without text, and train on that."""
+    tokenizer, template = opened(save(tmp_path / "model", "byte-level", unmarked(FAMILIES["llama3"])))
+    for renders, tokens in ((template, tokenizer), (ChatTemplate(), ByteTokenizer())):
+        with pytest.raises(DataError, match="writes no calls of tools, and message 2 has one"):
+            renders.encode(spoken(asked(call)), tokens)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_of_weight_0_does_not_count(tmp_path: Path, name: str) -> None:
+    """OpenAI's and Mistral's files for tuning say so of single answers."""
+    plain: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the boat"},
+             {"role": "user", "content": "b"}, {"role": "assistant", "content": "the river"}]  # fmt: skip
+    weighed = [*plain[:1], plain[1] | {"weight": 0}, *plain[2:3], plain[3] | {"weight": 1}]
+    for source in (FAMILIES[name], unmarked(FAMILIES[name])):
+        tokenizer, template = opened(save(tmp_path / "model", "byte-level", source))
+        text, ids, mask = template.encode(spoken(plain), tokenizer)
+        same, same_ids, less = template.encode(spoken(weighed), tokenizer)
+        assert (same, same_ids.tolist()) == (text, ids.tolist())
+        counted, left = (tokenizer.decode(ids[each.astype(bool)]) for each in (mask, less))
+        assert "boat" in counted and "river" in counted
+        assert "boat" not in left and counted.endswith(left) and "river" in left
+        with pytest.raises(DataError, match="the weight 0.5; known are 0"):
+            template.encode(spoken([*plain[:3], {**plain[3], "weight": 0.5}]), tokenizer)
 
 
 @settings(max_examples=100, deadline=None)

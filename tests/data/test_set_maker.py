@@ -234,6 +234,17 @@ def test_the_end_of_a_conversation_counts_only_behind_an_answer(tmp_path: Path, 
     assert len(found) == 60 and ends == {True: {0}, False: {1}}
 
 
+def test_the_end_of_an_answer_of_weight_0_does_not_count(tmp_path: Path) -> None:
+    rows = [
+        [{"role": "user", "content": "who"}, {"role": "assistant", "content": f"me {n}", "weight": n % 2}]
+        for n in range(20)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", chunk_tokens=64)
+    found = [one for split in ("train", "validation") for one in split_documents(tmp_path / "out", index, split)]
+    assert sorted((any(mask[:-1]), mask[-1]) for _, mask in found) == [(False, 0)] * 10 + [(True, 1)] * 10
+
+
 def test_a_set_of_conversations_all_of_whose_text_counts_still_has_a_mask_for_their_ends(tmp_path: Path) -> None:
     """A template that shows answers alone: all that it writes counts, and the end of a conversation that asks not."""
     template = ChatTemplate(
@@ -254,6 +265,8 @@ def test_a_set_of_conversations_all_of_whose_text_counts_still_has_a_mask_for_th
         ("a.jsonl", '{"text": "x"}\nnot json\n', "a.jsonl:2: not JSON"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "assistant"),
         ("a.bin", "\0\0", "a.bin: neither text nor rows"),
+        ("a.rtf", "{\\rtf1\\ansi It was {\\b dark}.}", "a.rtf: neither text nor rows"),
+        ("CC-MAIN.wet", "WARC/1.0\r\nWARC-Type: conversion\r\n\r\nIt was dark.", r"take the text out of .*WET"),
         ("a.json", '{"rows": []}', "a.json"),
         ("a.json", "[1,", "a.json: not JSON"),
         ("a.csv", "text\n1,2\n", "a.csv:2: 2 columns where the first line names 1"),
@@ -292,6 +305,12 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "lines.json": lambda text: json.dumps({"text": text}).encode() + b"\n",
     "page.txt.zst": lambda text: arrow.compress(text.encode(), codec="zstd", asbytes=True),
     "by pzstd.zst": lambda text: b"\x50\x2a\x4d\x18\4\0\0\0size" + FORMS["page.txt.zst"](text),
+    "seekable.zst": lambda text: b"\x5e\x2a\x4d\x18\4\0\0\0seek" + FORMS["page.txt.zst"](text),
+    "skips.lz4": lambda text: b"\x51\x2a\x4d\x18\1\0\0\0a" * 2 + FORMS["a[1]::b.txt.lz4"](text),
+    "streams.xz": lambda text: (
+        lzma.compress(text[:1].encode()) + bytes(8) + lzma.compress(text[1:].encode()) + bytes(4)
+    ),
+    "streams.bz2": lambda text: bz2.compress(text[:1].encode()) + bz2.compress(text[1:].encode()),
     "a[1]::b.txt.lz4": lambda text: arrow.compress(text.encode(), codec="lz4", asbytes=True),
     "lines.txt": lambda text: (json.dumps({"text": text}) + "\n" + json.dumps({"text": " "})).encode(),
     "list.txt": lambda text: json.dumps([{"text": text}]).encode(),
@@ -398,6 +417,9 @@ def test_damaged_files_are_left_out_by_name(tmp_path: Path) -> None:
     whole |= {"a.txt.zst": arrow.compress(packed, codec="zstd", asbytes=True)}
     for name, raw in whole.items():
         (tmp_path / "in" / name).write_bytes(raw[:-40])
+    for name in ("a.txt.xz", "a.txt.bz2", "a.txt.gz"):  # the second stream is damaged where it begins
+        (tmp_path / "in" / f"second.{name}").write_bytes(whole[name] + b"?" + whole[name][1:])
+        whole[f"second.{name}"] = b""
     (tmp_path / "in" / "nowhere.txt").symlink_to("gone.txt")
     bad = BadRows(99)
     assert len(read(tmp_path / "in", bad=bad)) >= 2

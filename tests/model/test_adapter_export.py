@@ -13,7 +13,7 @@ from swarmnode.app.local.evaluation import export_model
 from swarmnode.app.local.pretrained import lay_out
 from swarmnode.base.errors import DataError, UsageError
 from swarmnode.model.adapter import trained_count
-from swarmnode.model.export import stage_state_dict, write_model
+from swarmnode.model.export import stage_state_dict, write_adapter, write_model
 from swarmnode.model.frozen import held, whole_weights
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
@@ -87,6 +87,25 @@ def test_peft_loads_an_adapter_folder_with_the_same_logits(tmp_path: Path) -> No
         torch.testing.assert_close(ours(tokens[:, :-1]), found, rtol=0, atol=1e-5)
         with theirs.disable_adapter():
             assert not torch.allclose(theirs(tokens[:, :-1]).logits, found, atol=1e-2)
+
+
+def test_an_adapter_folder_names_its_base_model_on_the_hub(tmp_path: Path) -> None:
+    """peft's `AutoPeftModelForCausalLM` fetches the base by this name and revision (peft 0.21.2), and the hub shows
+    the adapter beside it."""
+    peft = pytest.importorskip("peft")
+    run, adapters = saved(tmp_path)
+    mirror = "https://models.example.org/me"
+    for locations, name, revision in (
+        ((mirror, "hf://me/small@0a1b"), "me/small", "0a1b"),
+        (("hf://me/small",), "me/small", None),
+        ((mirror, "hf://me/all/small"), None, None),
+    ):
+        based = replace(run, base=replace(run.base, locations=locations))
+        write_adapter(adapters, based, tmp_path / "adapter")
+        read = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
+        assert (read.base_model_name_or_path, read.revision) == (name, revision)
+        card = (tmp_path / "adapter" / "README.md").read_text()
+        assert "library_name: peft\n" in card and (f"base_model: {name}\n" in card) == (name is not None)
 
 
 def test_adapters_are_merged_into_the_base_model_of_the_run(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def chat(
 
     With --page the conversation is held on a page in a browser of this machine. The page's address, printed on stdout,
     holds a token. Of a run that still trains each new conversation takes the newest model."""
-    from swarmnode.data.chat_template import ANSWERS, Message
+    from swarmnode.data.chat_template import ANSWERS
+    from swarmnode.data.message import Message
     from swarmnode.model.text_generation import Sampling
 
     if page:

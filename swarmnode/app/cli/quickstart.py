@@ -191,7 +191,7 @@ class Begun:
         """Each prompt of the recipe and what the model says to it, the most likely token each time."""
         from swarmnode.app.local.conversation import Speaker
         from swarmnode.app.local.text_pieces import pieces
-        from swarmnode.data.chat_template import Message
+        from swarmnode.data.message import Message
         from swarmnode.model.text_generation import Sampling
 
         speaker = Speaker.of(str(self._export), "auto", None, note)

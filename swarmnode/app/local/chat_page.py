@@ -21,7 +21,8 @@ from swarmnode.app.dashboard.server import HEADERS, PageServer, has_token
 from swarmnode.app.local.conversation import Speaker
 from swarmnode.app.local.model_source import facts
 from swarmnode.base.errors import SwarmnodeError, UsageError
-from swarmnode.data.chat_template import ANSWERS, ChatTemplate, Message
+from swarmnode.data.chat_template import ANSWERS, ChatTemplate
+from swarmnode.data.message import Message
 from swarmnode.run.manifest.recipe import parameters_of
 
 MESSAGES_MAX = 400  # guess: no person writes more in a conversation

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from swarmnode.app.local.model_source import Moved, Note, gather
 from swarmnode.app.local.text_pieces import pieces
-from swarmnode.data.chat_template import ChatTemplate, Message, tokenizer_and_template
+from swarmnode.data.chat_template import ChatTemplate, tokenizer_and_template
+from swarmnode.data.message import Message
 from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
 from swarmnode.data.tokens import Tokenizer
 

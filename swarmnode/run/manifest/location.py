@@ -50,6 +50,14 @@ def base_url(text: str) -> str | None:
     return None
 
 
+def hub_model(text: str) -> tuple[str, str] | None:
+    """(USER/NAME, revision, "" for the newest) of a location that is a whole repository of a model on the hub."""
+    match = _HUB.fullmatch(text)
+    if match is None or match[1] is not None or match[4]:
+        return None
+    return match[2], match[3] or ""
+
+
 def is_model_location(text: str) -> bool:
     """Whether `text` is a location that a model may have: of the hub's repositories a model's, not a data set's."""
     return base_url(text) is not None and not text.startswith("hf://datasets/")
