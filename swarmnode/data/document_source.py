@@ -142,6 +142,8 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
 
 
 def _reason(error: Exception) -> str:
+    if "requires too much memory" in str(error):  # libzstd, of a window that only `zstd --long` writes
+        return "packed by `zstd --long` with a window above 128 MiB: unpack it (zstd -d --long=31 FILE)"
     return cause_of(error)[:150] if isinstance(error, OSError) else f"{type(error).__name__}: {cause_of(error)[:150]}"
 
 

@@ -74,7 +74,9 @@ def test_an_added_key_replaces_a_lost_one(run: Path, tmp_path: Path, capsys: Cap
     first.rename(tmp_path / "lost.key")
     first.write_bytes(spare.read_bytes())
     first.chmod(0o600)
+    capsys.readouterr()
     assert main(["owner", "rotate", str(run)]) == 0
+    assert "no invite or warrant of earlier keys works any more; `swarmnode invite RUN`" in capsys.readouterr().err
     fresh = key_of(first)
     assert chain_of(run).owners == (fresh,) and fresh not in (mine, key_of(spare))
     assert [key_of(path) for path in run.glob("owner-*.key")] == [key_of(spare)], "the present key is kept"

@@ -38,6 +38,13 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(text) for text in output.splitlines()) <= 110
 
 
+@pytest.mark.parametrize("group", ["bench", "owner", "config", "data", "manifest"])
+def test_the_help_of_a_group_cuts_no_sentence(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group, "--help"]) == 0
+    verbs = capsys.readouterr().out.partition("Commands:")[2]
+    assert verbs.strip() and "..." not in verbs
+
+
 def test_no_help_pays_for_heavy_imports() -> None:
     code = (
         "import sys; from swarmnode.app.cli.main import VERBS, main\n"
@@ -88,6 +95,8 @@ MISTAKES = [
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "0"], 2, "stages count from 1"),
     (["bootstrap"], 2, "RUN"),
+    (["manifest", "explain", "garbage", "inner.learning_rate"], 2, "`explain` takes fields alone, as inner.learning"),
+    (["bench", "list"], 2, "protocol, scaling, swarm, transport, wan (see"),
     (["export", ".", "--out", "model"], 2, "no saved stage"),
     (["status", "--home", "here"], 69, "no node runs in here"),
 ]
@@ -305,4 +314,6 @@ def test_plan_says_where_one_machine_alone_is_faster(
     fleet.write_text(f"name,count,flops,up_mbps,down_mbps,region,access_ms,nat,life_h\n{row}\n")
     capsys.readouterr()
     assert main(["plan", str(tmp_path / "run"), str(fleet), "--tokens", "1e8"]) == 0
-    assert "so this model is too small for these lines: let one machine train it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "so this model is too small for these lines: let one machine train it" in said
+    assert "up, Mbit/s" in said and "join: what a newcomer takes to fetch the stage" in said

@@ -429,6 +429,15 @@ def test_damaged_files_are_left_out_by_name(tmp_path: Path) -> None:
         made(tmp_path / "out", tmp_path / "in", skip_bad=5)
 
 
+def test_a_window_of_zstd_that_no_library_reads_is_told(tmp_path: Path) -> None:
+    """A frame as `zstd --long=31` writes it, of one raw block (RFC 8878): pyarrow speaks of memory."""
+    window = (31 - 10) << 3
+    block = (len(b"a dark night") << 3 | 1).to_bytes(3, "little") + b"a dark night"
+    (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes([0, window]) + block)
+    with pytest.raises(DataError, match=r"a.zst: cannot be read: packed by `zstd --long`.*zstd -d --long=31 FILE"):
+        read(tmp_path / "a.zst")
+
+
 def test_names_are_bytes_for_all_libraries(tmp_path: Path) -> None:
     table = arrow.table({"text": ["a row"]})
     parquet.write_table(table, tmp_path / "p")

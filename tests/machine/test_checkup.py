@@ -51,7 +51,7 @@ def test_doctor_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[st
     seen = json.loads(capsys.readouterr().out)
     jsonschema.validate(seen, schema_of("doctor"))
     assert code == seen["exit_code"] == 0, seen
-    assert {"system", "device", "memory", "home", "disk", "p2pd", "clock"} <= {row["name"] for row in seen["checks"]}
+    assert {"system", "device", "memory", "home", "disk", "network", "clock"} <= {row["name"] for row in seen["checks"]}
     assert main(["doctor", "--home", str(tmp_path / "node"), "--device", "cuda:9"]) == 20
     said = capsys.readouterr().out
     assert "FAILS  device" in said and "fix: " in said and "cannot take part yet: device" in said

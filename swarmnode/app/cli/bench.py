@@ -10,6 +10,7 @@ import click
 
 from swarmnode.app.cli.option.param import DURATION, RATE, Parsed, parse_leaves, parse_loss, parse_stages
 from swarmnode.app.cli.output.console import note, paper
+from swarmnode.app.cli.output.listed import ListedGroup
 
 
 def show(found: dict[str, Any], as_json: bool) -> None:
@@ -56,7 +57,10 @@ def _text(value: object) -> str:
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-class Benchmarks(click.Group):
+OF_WHEEL = 3  # gpu, foreground and wan, below
+
+
+class Benchmarks(ListedGroup):
     """Says where the benchmarks are that a page names and the wheel has not."""
 
     def resolve_command(
@@ -67,12 +71,14 @@ class Benchmarks(click.Group):
         except click.UsageError:
             if args[0].startswith("-"):
                 raise
-            here = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(
-                f"no benchmark {args[0][:40]!r} here: there are {here}. Those that compare methods and whole swarms are"
-                " in a checkout of the sources: `make setup` there, then .venv/bin/swarmnode bench",
-                ctx,
-            ) from None
+            names = self.list_commands(ctx)
+            said = f"no benchmark {args[0][:40]!r} here: there are {', '.join(names)}"
+            if len(names) == OF_WHEEL:
+                said += (
+                    ". Those that compare methods and whole swarms are in a checkout of the sources: `make setup`"
+                    " there, then .venv/bin/swarmnode bench"
+                )
+            raise click.UsageError(said, ctx) from None
 
 
 @click.group(cls=Benchmarks, short_help="measure this machine")

@@ -10,10 +10,11 @@ from click.shell_completion import get_completion_class
 
 from swarmnode.app.cli.option.config_file import bind, config_path, defaults_for, origins
 from swarmnode.app.cli.option.param import home_option
+from swarmnode.app.cli.output.listed import ListedGroup
 from swarmnode.base.errors import NoDaemon
 
 
-@click.group(short_help="settings and their origin")
+@click.group(cls=ListedGroup, short_help="settings and their origin")
 def command() -> None:
     """A flag takes precedence, then SWARMNODE_* (--max-up is SWARMNODE_MAX_UP), then the config file, then the
     default."""

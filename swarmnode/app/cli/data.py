@@ -14,6 +14,7 @@ import click
 
 from swarmnode.app.cli.option.param import FOLDER
 from swarmnode.app.cli.output.console import bar
+from swarmnode.app.cli.output.listed import ListedGroup
 from swarmnode.base.errors import DataError, UsageError
 from swarmnode.base.untrusted_text import readable
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FEW_TOKENS = 4096  # derived: 32 samples of the demo
 
 
-@click.group(short_help="make a data set of text, which a run then names by content")
+@click.group(cls=ListedGroup, short_help="make a data set of text, which a run then names by content")
 def command() -> None:
     """Make data sets. A run's manifest names one by its hash, and every machine that feeds the run fetches what it
     needs of it and checks it, so nobody needs your files or believes who gives them."""

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from swarmnode.app.cli.output.listed import ListedGroup
 from swarmnode.base.errors import UsageError
 
 RUN = click.Path(exists=True, path_type=Path)
 
 
-@click.group(short_help="read, compare and change a run's manifest")
+@click.group(cls=ListedGroup, short_help="read, compare and change a run's manifest")
 def command() -> None:
     """Show, compare, change or explain a manifest. RUN is a run's folder, a manifest.toml or a signed manifest."""
 
@@ -62,6 +63,8 @@ def explain(names: tuple[str, ...]) -> None:
     """Print meaning, allowed values and default of each FIELD (inner.learning_rate, or a whole table: inner)."""
     from swarmnode.run.manifest.text import explained
 
+    if Path(names[0]).exists() and "." not in names[0]:
+        raise click.UsageError(f"{names[0]} is a file or folder: `explain` takes fields alone, as inner.learning_rate")
     for name in names:
         click.echo(explained(name))
 

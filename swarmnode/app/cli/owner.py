@@ -19,6 +19,7 @@ import click
 
 from swarmnode import __version__
 from swarmnode.app.cli.option.param import FOLDER, check_peer
+from swarmnode.app.cli.output.listed import ListedGroup
 from swarmnode.base.errors import ManifestError, NotPermitted, RemoteFault, UsageError, cause_of
 from swarmnode.base.user_folders import default_home
 
@@ -123,7 +124,7 @@ def _summary(page: str) -> dict[str, Any]:
         return dict(json.load(answer))
 
 
-@click.group(short_help="which keys sign for the run: add one, or replace a lost one")
+@click.group(cls=ListedGroup, short_help="which keys sign for the run: add one, or replace a lost one")
 def command() -> None:
     """The keys that sign amendments, access lists, invites and archives of a run. What RUN/issued.json lists of earlier
     invites and warrants goes on working."""
@@ -206,9 +207,17 @@ def rotate(run: Path, recovery: Path | None, after: int | None) -> None:
     _finish_rotation(run, path)
     click.echo(chain.text(made))
     write_list(run, key, access_list)  # an empty one, too: a stolen key may have signed another
-    click.echo(f"{len(living)} invites and warrants of earlier keys live on, and no others", err=True)
+    click.echo(_lives_on(len(living)), err=True)
     if recovery is None:
         click.echo("not signed by the recovery key: one who has the old key can still mislead newcomers", err=True)
+
+
+def _lives_on(count: int) -> str:
+    """The line on `count` invites and warrants that still work."""
+    if not count:
+        return "no invite or warrant of earlier keys works any more; `swarmnode invite RUN` prints a new invite"
+    of = "invite or warrant works" if count == 1 else "invites and warrants work"
+    return f"{count} {of} on, those that RUN/issued.json lists; others of earlier keys do not"
 
 
 def _finish_rotation(run: Path, path: Path) -> None:

@@ -36,8 +36,8 @@ def print_search(found: Search, tokens: float) -> None:
 
     console = paper()
     priced = any(row.plan.per_hour for row in found.rows)
-    columns = ["", "stages", "boundary", "microbatch", "round", "tokens/s", "limit", "replicas", "idle", "up, Mb/s"]
-    columns += ["kept a day", "nats", *(["an hour", "tokens for 1", "kinds"] if priced else [])]
+    columns = ["", "stages", "boundary", "microbatch", "round", "tokens/s", "limit", "replicas", "idle"]
+    columns += ["up, Mbit/s", "kept a day", "nats", *(["an hour", "tokens for 1", "kinds"] if priced else [])]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -48,9 +48,10 @@ def print_search(found: Search, tokens: float) -> None:
     console.print(table)
     ranked = "tokens for money" if found.by_money else "tokens/s"
     legend = (
-        "limit: memory, if machines with more of it would be faster; replicas: of the stage with the fewest; idle:"
-        " machines without a stage;\nup: of a mean node of the busiest stage; nats: what the boundary costs a byte,"
-        f" measured on a small model;\nbest: by {ranked}, times learning efficiency in a run of {tokens:.3g} tokens"
+        "microbatch and round: samples; limit: what holds the run up (memory: machines with more of it would be"
+        " faster);\nreplicas: of the stage with the fewest; idle: machines without a stage;\nup: of a mean node of the"
+        f" busiest stage; nats: what the boundary costs a byte, measured on a small model;\nbest: by"
+        f" {ranked}, times learning efficiency in a run of {tokens:.3g} tokens"
         " (docs/learning.md)\n"
     )
     click.echo("\n".join([legend, *_remarks(found), "", *_change_lines(found.best)]))
@@ -325,7 +326,7 @@ def _table(found: Plan, tokens: float, *, cards: bool) -> None:
     from swarmnode.app.planner.fitted import took
 
     console = paper()
-    columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mb/s", "memory", "join", "kept a day")
+    columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mbit/s", "memory", "join", "kept a day")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -345,9 +346,12 @@ def _table(found: Plan, tokens: float, *, cards: bool) -> None:
             f"{stage.survival:.4%}",
         )
     console.print(table)
-    memory = "memory: of the card + of its host, as it serves the stage, by formula; " if cards else ""
+    card = ", memory of the card + of its host by formula" if cards else ""
     console.print(
-        f"up and memory: of each node; {memory}kept a day: odds that the stage does not die out\n", highlight=False
+        "weights: M are millions; TFLOP/s: of all nodes of the stage; up: what each node sends while it trains; memory:"
+        f" of each node{card};\njoin: what a newcomer takes to fetch the stage; kept a day: odds that the stage does"
+        " not die out\n",
+        highlight=False,
     )
     if found.replicas_min and found.hops < len(found.stages):
         console.print(

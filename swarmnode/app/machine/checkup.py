@@ -209,9 +209,8 @@ def _p2pd() -> HealthCheck:
     spec = importlib.util.find_spec("hivemind")
     binary = Path(spec.origin).parent / "hivemind_cli" / "p2pd" if spec is not None and spec.origin else None
     there = binary is not None and os.access(binary, os.X_OK)
-    return HealthCheck(
-        "p2pd", there, str(binary) if there else "not found", "pip install --force-reinstall hivemind", 70
-    )
+    says = "p2pd, the program that connects this machine to others, is " + ("here" if there else "not found")
+    return HealthCheck("network", there, says, "pip install --force-reinstall hivemind", 70)
 
 
 def _clock() -> HealthCheck:
