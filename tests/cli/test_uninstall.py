@@ -72,6 +72,8 @@ def test_key_and_receipts_can_stay(user: Path) -> None:
 def test_a_home_in_use_is_not_touched(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
     descriptor = take(user / "share/swarmnode/node" / LOCK_NAME, "4711", "")
     before = left(user)
+    assert main(["uninstall"]) == 0
+    assert "logs; process 4711 uses it: `swarmnode leave` first)" in capsys.readouterr().out
     try:
         assert main(["uninstall", "--yes"]) == 2
     finally:

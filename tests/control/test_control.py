@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from swarmnode.app.cli.main import cli
 from swarmnode.app.control import client, socket_path
 from swarmnode.app.control.service import ControlServer
 from swarmnode.app.control.verb import REASON_CHARACTERS_MAX
@@ -159,6 +160,16 @@ async def test_another_user_is_refused() -> None:
                 assert output.decode().strip() == "NotPermitted 77"
 
         await scenario()
+
+
+async def test_limit_says_where_none_is_set(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(tmp_path):
+        words = ["limit", "--home", str(tmp_path)]
+        await asyncio.to_thread(cli.main, args=words, prog_name="swarmnode", standalone_mode=False)
+        assert capsys.readouterr().err.endswith("no limit is set\n")
+        await asyncio.to_thread(cli.main, args=[*words, "--quota", "1GB"], prog_name="swarmnode", standalone_mode=False)
+        said = capsys.readouterr()
+        assert said.out == "quota 1GB\n" and "no limit is set" not in said.err
 
 
 async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:

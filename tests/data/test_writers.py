@@ -22,6 +22,7 @@ from swarmnode.base.errors import DataError
 from swarmnode.data.chat_template import ChatTemplate, Conversation, conversation
 from swarmnode.data.document_row import BadRows, Placed, Reading
 from swarmnode.data.document_source import documents, find_work
+from swarmnode.data.message import with_objects
 from swarmnode.data.tokens import ByteTokenizer
 
 datasets.disable_progress_bars()
@@ -202,8 +203,8 @@ def test_sets_of_the_hub_are_read_as_the_lines_that_they_hold(
 def test_tokens_are_those_of_transformers_for_rows_of_datasets(
     tmp_path: Path, given: Callable[[str], Path], place: str
 ) -> None:
-    """`datasets` reads its own Parquet, transformers renders each row, and the tokens are those of `data make`. The one
-    difference: a text such as 42 is a number there."""
+    """`datasets` reads its own Parquet, transformers renders each row, and the tokens are those of `data make`. Two
+    differences: a text such as 42 is a number there, and arguments in JSON text stay text."""
     of_datasets(given(place)).to_parquet(tmp_path / "rows.parquet")
     rows = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "rows.parquet"), split="train", cache_dir=str(tmp_path / "cache")
@@ -216,6 +217,7 @@ def test_tokens_are_those_of_transformers_for_rows_of_datasets(
         assert isinstance(placed.document, Conversation)
         text, ids, _ = template.encode(placed.document, ByteTokenizer())
         messages, tools = (json.loads(row[key]) if isinstance(row.get(key), str) else row.get(key) for key in KEYS)
+        messages = [dict(with_objects(one)) for one in messages]
         theirs = hub.apply_chat_template(messages, tools=tools, chat_template=SHOWS, tokenize=False)
         assert text == theirs
         assert bytes(ids.astype(np.uint8)) == theirs.encode()

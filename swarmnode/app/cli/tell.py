@@ -87,6 +87,8 @@ def limit(home: Path, as_json: bool, **limits: str | None) -> None:
         return
     for name, text in sorted(reply["limits"].items()):
         click.echo(f"{name} {text}")
+    if not reply["limits"]:
+        click.echo("no limit is set", err=True)
 
 
 @click.command(short_help="leave in order: within seconds, by a deadline, or when all is done")

@@ -32,7 +32,8 @@ def command(yes: bool, keep_identity: bool, as_json: bool) -> None:
         rows = [(str(one.path), one.what, one.nbytes, one.holder or None) for one in found]
         click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
     for trace in () if as_json else found:
-        click.echo(f"{nbytes_text(trace.nbytes):>9}  {trace.path}  ({trace.what})")
+        used = f"; process {trace.holder} uses it: `swarmnode leave` first" if trace.holder else ""
+        click.echo(f"{nbytes_text(trace.nbytes):>9}  {trace.path}  ({trace.what}{used})")
     busy = [trace for trace in found if trace.holder]
     if busy and yes:
         raise UsageError(f"{busy[0].path} is used by process {busy[0].holder}: say `swarmnode leave` first")

@@ -170,7 +170,7 @@ class ControlApi:
     @property
     def process(self) -> DaemonContext:
         if self._process is None:
-            raise Unavailable("this daemon is still starting")
+            raise Unavailable("this node is still starting: ask again in some seconds")
         return self._process
 
     def ready(self) -> bool:
@@ -322,7 +322,9 @@ class ControlApi:
         UsageError without one."""
         if (archive := self._archive) is None:
             raise (
-                Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
+                Unavailable("this node is still starting: ask again in some seconds")
+                if self._process is None
+                else UsageError("no archive here")
             )
         current = archive.ask(older_s)
         newest = archive.catalog.newest

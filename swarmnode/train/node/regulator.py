@@ -66,7 +66,7 @@ class Regulator:
     def pause(self, for_s: float, reason: str) -> None:
         """Pause for so long; 0: until `resume`. Raises Unavailable before the machine was read for the first time."""
         if self.reading is None:
-            raise Unavailable("this daemon is still starting")
+            raise Unavailable("this node is still starting: ask again in some seconds")
         self._ask(AskedPause(self.reading.unix_s + for_s if for_s > 0 else math.inf, reason))
 
     def resume(self) -> None:
