@@ -64,6 +64,8 @@ def test_an_added_key_replaces_a_lost_one(run: Path, tmp_path: Path, capsys: Cap
     spare = tmp_path / "spare.key"
     identity = run_id(run)
     mine = key_of(first)
+    assert main(["access", str(run)]) == 0
+    assert "the list is empty: it admits and excludes no machine by name" in capsys.readouterr().err
     assert main(["owner", "new", str(spare)]) == 0
     assert capsys.readouterr().out.strip() == key_of(spare).hex()
     assert main(["owner", "add", str(run), str(spare)]) == 0

@@ -63,7 +63,9 @@ PARSERS = {
     "keep/recovery/checkpoint.py": "checkpoint",
     **dict.fromkeys(("data/tokens.py", "data/tokenizer_file.py", "model/gather.py"), "small file"),
     **dict.fromkeys(("data/arrow_row.py", "data/input_folder.py"), OWN),
-    **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "app/machine/receipt_store.py"), OWN),
+    **dict.fromkeys(
+        ("data/document_row.py", "data/message.py", "data/set_maker.py", "app/machine/receipt_store.py"), OWN
+    ),
     **dict.fromkeys(("app/dashboard/history.py", "app/dashboard/server.py", "app/dashboard/run_report.py"), OWN),
     **dict.fromkeys(
         (

@@ -226,7 +226,8 @@ def _here(run: str) -> tuple[str, ...]:
         if ready.run_id == run_id:
             return ready.addresses
     raise UsageError(
-        "no meeting point of this run has its home where this looks by itself: give --peer with the address it printed"
+        "no coordinator or bootstrap of this run is found in its usual home on this machine: start one, or give --peer"
+        " with an address that it printed"
     )
 
 

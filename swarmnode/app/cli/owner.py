@@ -436,3 +436,5 @@ def _show_list(access_list: AccessList, as_json: bool) -> None:
         click.echo(f"least-version {access_list.least_version}")
     for revoked in sorted(access_list.revoked):
         click.echo(f"revoked {revoked.hex()}")
+    if not (access_list.allowed or access_list.banned or access_list.revoked or access_list.least_version):
+        click.echo("the list is empty: it admits and excludes no machine by name", err=True)
