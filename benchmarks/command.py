@@ -110,6 +110,9 @@ def gossip(
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option(
+    "--along", is_flag=True, help="Rows along each run, at a constant rate: the steps that few bytes cost by then."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/averaging.json"), show_default=True)
 @JSON
 def averaging(
@@ -122,14 +125,15 @@ def averaging(
     seeds: int,
     jobs: int,
     text: str | None,
+    along: bool,
     out: Path,
     as_json: bool,
 ) -> None:
     """Learning efficiency by the bytes that a member sends a weight and step, where gradients are averaged in parts
     before each step: against one process with all samples. Bytes of fragments, which heal weights, are listed apart."""
-    from benchmarks.method import shared_step as bench
+    from benchmarks.method import shared_step, shared_step_along
 
-    found = bench.run(
+    found = (shared_step_along if along else shared_step).run(
         settings.split(","),
         [int(one) for one in replicas.split(",")],
         width=width,
@@ -142,7 +146,7 @@ def averaging(
         out=out,
         say=lambda line: click.echo(line, err=True),
     )
-    show(found if as_json else {key: found[key] for key in ("rows", "curve")}, as_json)
+    show(found if as_json else {key: found[key] for key in ("rows", "curve") if key in found}, as_json)
 
 
 @command.command()

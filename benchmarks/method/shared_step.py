@@ -173,9 +173,11 @@ class SharedStep(ReplicaBatch):
         unwhiten(rest, self._factors)
         return sent
 
-    def nats(self) -> float:
-        """Nats per held-out byte."""
-        return self.validate([0])[0]
+    @torch.no_grad()
+    def nats(self, weights: Tensor | None = None) -> float:
+        """Nats per held-out byte, of `weights` [P] or of the run's own."""
+        judged = self.theta.detach()[0] if weights is None else weights
+        return float(losses(self.size, judged[None], self._validation[None])[0])
 
     def nbytes_of_step(self) -> tuple[float, float]:
         """(bytes of packets; bytes of fragments) that a member sends, a weight and step."""

@@ -1,13 +1,16 @@
 """bench averaging: one set of weights stands for members that the product's own method keeps equal."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.method import shared_step
+from benchmarks.method import shared_step, shared_step_along
 from benchmarks.method.gossip import maker
 from benchmarks.method.replica_batch import ReplicaBatch
 from benchmarks.method.shared_step import SharedStep, StepRun, efficiency, parts
+from benchmarks.method.shared_step_along import FlatRun
 from swarmnode.base.errors import UsageError
 
 DRAW = np.random.Generator(np.random.Philox(key=1))
@@ -68,6 +71,36 @@ def test_efficiency_is_the_share_of_samples_that_one_process_needs() -> None:
     assert [efficiency(nats, curve) for _, nats in curve] == pytest.approx([120 / 240, 160 / 240, 200 / 240, 1.0])
     assert 0.5 < efficiency(1.9, curve) < 160 / 240
     assert efficiency(1.55, curve) > 1.0 and efficiency(2.3, curve) < 0.5
+
+
+def test_points_along_a_run_are_those_of_shorter_runs() -> None:
+    short, long = (
+        dict(shared_step_along.measure(FlatRun("whitened/3", 2, 32, 4, steps, 0.01, 2))["curve"]) for steps in (16, 32)
+    )
+    assert max(short) == 16 and max(long) == 32
+    assert all(long[steps] == nats for steps, nats in short.items() if steps in long)
+    assert len(short.keys() & long.keys()) > 4
+    found = shared_step_along.run(["int8", "lloyd2/9"], [2, 4], width=32, samples=4, steps=32, rate=0.01, seeds=2)
+    at = {(row["codec/F"], row["replicas"], row["steps"]): row for row in found["rows"]}
+    assert {steps for _, _, steps in at} == {4, 8, 16, 32} and len(at) == 16
+    for count in (2, 4):
+        exact = at["int8", count, 32]
+        few = at["lloyd2/9", count, 32]
+        assert exact["nats"] == pytest.approx(exact["of one process"], abs=0.02)
+        assert few["nats"] > exact["nats"] and few["bytes"] < exact["bytes"] / 9
+
+
+def test_steps_lost_are_those_that_one_process_with_the_same_samples_does_not_need() -> None:
+    alone = [(steps, 4.0 - math.log2(steps)) for steps in (1, 2, 4, 8)]
+    late = [(steps, nats + 1.0) for steps, nats in alone]
+    runs = [
+        {"what": what, "replicas": 2, "seed": 0, "curve": curve, "bytes": 0.1}
+        for what, curve in ((shared_step.ALONE, alone), ("lloyd3", late))
+    ]
+    rows = shared_step_along.rows_of("lloyd3", 2, runs)
+    assert [row["steps"] for row in rows] == [1, 2, 4, 8]
+    assert [row["efficiency"] for row in rows] == pytest.approx([0.5] * 4)
+    assert [row["steps lost"] for row in rows] == pytest.approx([0.5, 1.0, 2.0, 4.0])
 
 
 @pytest.mark.parametrize("wrong", ["lloyd4/2", "lloyd4/x", "topk64", "lloyd4/0", "nothing"])

@@ -24,6 +24,7 @@ from swarmnode.app.planner.learning_efficiency import (
     of_replicas,
     replicas_between,
     term_of,
+    together_between,
 )
 from swarmnode.app.planner.replica_rows import MEASURED, Row
 from swarmnode.run.manifest import Manifest
@@ -147,3 +148,31 @@ def test_whitened_packets_learn_more_only_where_muon_has_the_momentum_to_whiten_
     assert of_packets("whitened", 1) > of_packets("huffman", 1)
     assert of_packets("whitened", 1, "adamw") == of_packets("huffman", 1)
     assert of_packets("lloyd3", 3, "adamw") == of_packets("lloyd3", 3)
+
+
+ALONG_RUNS = {
+    ("whitened", 1, 0): ((120, 0.87), (240, 0.88), (480, 0.88), (960, 0.93), (960, 0.85)),
+    ("whitened", 3, 0): ((120, 0.78), (240, 0.81), (480, 0.74), (480, 0.69), (960, 0.68), (1920, 0.71)),
+    ("whitened", 1, 1): ((120, 0.73), (240, 0.77), (480, 0.85), (960, 0.86), (960, 0.81)),
+    ("whitened", 3, 1): ((240, 0.63), (480, 0.65), (960, 0.64)),
+    ("whitened", 5, 1): ((480, 0.57), (960, 0.54), (1920, 0.57)),
+}
+"""(gossip.codec, F, delay): (steps, efficiency), as docs/learning.md has them."""
+
+
+@pytest.mark.parametrize(("codec", "fragments", "delay"), list(ALONG_RUNS))
+def test_what_packets_cost_along_runs_lies_in_the_interval(codec: str, fragments: int, delay: int) -> None:
+    """Other batches and rates than those by which OF_CODEC, TURNS and DELAYED were measured, and longer runs."""
+    gossip = replace(Manifest().gossip, method="gradient", codec=codec, fragments=fragments, delay=delay)
+    for steps, efficiency_there in ALONG_RUNS[codec, fragments, delay]:
+        found = together_between(gossip, "muon", steps)
+        assert found.least <= efficiency_there <= found.most, (steps, found)
+
+
+def test_exact_packets_have_no_interval_of_their_own_and_a_delay_has() -> None:
+    run = Manifest().gossip
+    exact = replace(run, method="gradient", codec="int8", fragments=1)
+    found = together_between(exact, "muon", 480)
+    assert found.least == found.reckoned == found.most == 1.0
+    late = together_between(replace(exact, delay=1), "muon", 480)
+    assert late.least < late.reckoned < late.most < 1.0

@@ -14,8 +14,9 @@
 
 n is fitted by least squares to the logarithms of the rows in replica_rows.py, in which a source of many rows weighs as
 the root of their number. `Learned` has an interval with each number: one standard deviation of a new row of n by that
-fit, and the spread of `over`. Where the rows of one source are left out of the fit, each of them lies within a factor
-of 1.25 of its interval (tests/simulation/test_learning_efficiency.py). Limits: docs/learning.md.
+fit, or what packets were measured to cost by other batches (PACKETS_KNOWN), and the spread of `over`. Where the rows of
+one source are left out of the fit, each of them lies within a factor of 1.25 of its interval
+(tests/simulation/test_learning_efficiency.py). Limits: docs/learning.md.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from swarmnode.run.gossip_rules import codecs
 from swarmnode.run.manifest import Manifest
 from swarmnode.run.manifest.gossip_compat import averages_gradients, meets, planned_meeting_steps
 from swarmnode.run.manifest.recipe import law_batch
+from swarmnode.run.manifest.spec import GossipSpec
 
 # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28.
 LAW_B = 410.7
@@ -50,10 +52,15 @@ OF_CODEC = {
 """Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
 TURNS = (0.073, 1.33)
 """Measured there: F = 3 has .845 of all rows in each step, 9 has .46; beyond 9 the power is a guess."""
+PACKETS_KNOWN = 1.8
+"""Measured (docs/learning.md, "A share of a run, or a number of steps"): runs of 120 to 1,920 steps with other batches
+and rates have the efficiency by these two, to a power between 1 / PACKETS_KNOWN and PACKETS_KNOWN. It is a share of a
+run, not a number of steps: it does not come back in longer ones."""
 DELAYED = (66.0, 1.1)
 """Measured (docs/measurements/wide-area.md): the steps that gossip.delay costs with all rows in each, by runs of 224 to
-480 steps; with F turns so many times F to that power, by runs of 480 with three. That longer ones lose no more steps is
-a guess."""
+480 steps; with F turns so many times F to that power, by runs of 480 with three."""
+DELAYED_KNOWN = (0.1, 1.2)
+"""Measured (docs/learning.md, as above): by other batches and rates, in up to 1,920 steps, so many times as many."""
 BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
 """Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
 FEW_BITS_NATS = {"int4": 0.0065, "int4_int2": 0.015}
@@ -182,10 +189,26 @@ def of_packets(codec: str, fragments: int, optimizer: str = "muon") -> float:
     return OF_CODEC.get(codec, 1.0) / float(1.0 + factor * (fragments - 1) ** power)
 
 
-def of_delay(fragments: int, steps: float) -> float:
-    """Efficiency of `steps` steps by gradients that are averaged while the next step is trained."""
+def of_delay(fragments: int, steps: float, times: float = 1.0) -> float:
+    """Efficiency of `steps` steps by gradients that are averaged while the next step is trained, if that costs so many
+    `times` the steps that DELAYED says."""
     lost, power = DELAYED
-    return max(1.0, steps) / (max(1.0, steps) + lost * float(fragments**power))
+    return max(1.0, steps) / (max(1.0, steps) + times * lost * float(fragments**power))
+
+
+def together_between(gossip: GossipSpec, optimizer: str, steps: float) -> Learned:
+    """Efficiency of `steps` steps by averaged gradients, with its interval."""
+    packets = of_packets(gossip.codec, gossip.fragments, optimizer)
+    few, many = DELAYED_KNOWN
+
+    def delayed(times: float) -> float:
+        return of_delay(gossip.fragments, steps, times) if gossip.delay else 1.0
+
+    return Learned(
+        packets**PACKETS_KNOWN * delayed(many),
+        packets * delayed(1.0),
+        packets ** (1.0 / PACKETS_KNOWN) * delayed(few),
+    )
 
 
 def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
@@ -207,9 +230,7 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         share *= worth(boundary_nats(manifest), tokens) / replicas
         return Learned(share, share, share)
     if together:
-        packets = of_packets(gossip.codec, gossip.fragments, inner.optimizer)
-        packets *= of_delay(gossip.fragments, tokens / batch) if gossip.delay else 1.0
-        term = Learned(packets, packets, packets)
+        term = together_between(gossip, inner.optimizer, tokens / batch)
         over = STEPS_TOGETHER_OVER
         nats = boundary_nats(manifest)
     else:
