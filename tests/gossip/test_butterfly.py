@@ -1,6 +1,8 @@
 """Rounds in pieces as values: words and what they prove, rosters, and what a member takes from whom."""
 
+import contextlib
 import dataclasses
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +14,7 @@ from swarmnode.base.identity import Identity
 from swarmnode.base.ids import RunId
 from swarmnode.base.ports import DraftedPieces
 from swarmnode.base.wire import call_pb2 as wire
+from swarmnode.train.gossip.butterfly import round_state
 from swarmnode.train.gossip.butterfly.recheck import drawn
 from swarmnode.train.gossip.butterfly.roster import RosterView, RoundOf, choose_owners, open_roster, write_roster
 from swarmnode.train.gossip.butterfly.round_state import MeanSet, OwnPacket, RoundState
@@ -256,3 +259,136 @@ def test_a_quarter_of_the_pieces_is_checked_by_one_member_each() -> None:
         found = sorted(piece for peer in peers for piece in drawn(seed, 64, peers, peer))
         assert len(found) == len({*found}) == 16
     assert drawn(b"a", 64, peers[:1], peers[0]) != drawn(b"b", 64, peers[:1], peers[0])
+
+
+# ---- one close, whatever the order of words
+
+
+class Orders:
+    """Four or five members of a round of which one, the writer of the first roster, shows its close to whom and when it
+    likes; the others write rosters in turn. All words come in a drawn order, or never."""
+
+    def __init__(self, count: int, chance: random.Random) -> None:
+        self.chance = chance
+        self.numbers = sorted(range(1, count + 1), key=lambda n: OF.rank(WHO[n].peer_id))
+        self.liar = self.numbers[0]
+        self.honest = self.numbers[1:]
+        self.states = {n: state(n, [m for m in self.numbers if m != n]) for n in self.honest}
+        self.rosters = [roster(self.liar, self.numbers)]
+        self.told = dict[bytes, dict[str, tuple[Said, bytes, list[bytes]]]]()  # the means of each roster
+        self.closes: list[Said] = [self.close_of(self.rosters[0])]
+        self.holds = list[Said]()
+
+    def means(self, said: Said) -> dict[str, tuple[Said, bytes, list[bytes]]]:
+        view = open_roster(OF, said, {})
+        return {p: means_of(WHO.index(_who(p)), view, said.digest) for p in view.members if view.pieces_of(p, PIECES)}
+
+    def close_of(self, said: Said) -> Said:
+        told = self.told[said.digest] = self.means(said)
+        members = open_roster(OF, said, {}).members
+        digests = b"".join(told[p][0].digest if p in told else bytes(16) for p in members)
+        word = wire.RoundWord(round=7, stage=0, close=wire.RoundClose(roster=said.digest, means=digests))
+        return say(_who(said.member), RUN, word)
+
+    def step(self) -> None:
+        """One event: what is refused is refused."""
+        number = self.chance.choice(self.honest)
+        mine = self.states[number]
+        event = self.chance.choice(
+            [self.roster, self.write, self.means_come, self.write_close, self.close, self.hold, self.held]
+        )
+        with contextlib.suppress(Unavailable):
+            event(number, mine)
+
+    def roster(self, number: int, mine: RoundState) -> None:
+        mine.hear_roster(self.chance.choice(self.rosters))
+
+    def write(self, number: int, mine: RoundState) -> None:
+        """It gave the writers before up: it begins again without the first one."""
+        if mine.hold is None and mine.close is None and len(self.rosters) < 4:
+            attempt = 1 + max(said.word.roster.attempt for said in self.rosters)
+            said = roster(number, self.honest, attempt=attempt)
+            mine.hear_roster(said)
+            self.rosters.append(said)
+            self.told[said.digest] = self.means(said)
+
+    def write_close(self, number: int, mine: RoundState) -> None:
+        """A writer closes its roster while it follows it, and holds that close."""
+        if mine.roster is not None and mine.roster.writer == mine.me and mine.proposed is None:
+            self.means_come(number, mine)
+            close = self.close_of(mine.roster.said)
+            self.closes.append(close)
+            mine.hear_close(close)
+            self.hold(number, mine)
+
+    def means_come(self, number: int, mine: RoundState) -> None:
+        if mine.roster is not None:
+            for one in self.told[mine.roster.said.digest].values():
+                mine.hear_means(mine.check_means(*one))
+
+    def close(self, number: int, mine: RoundState) -> None:
+        mine.hear_close(self.chance.choice(self.closes))
+
+    def hold(self, number: int, mine: RoundState) -> None:
+        if mine.may_hold:
+            assert mine.proposed is not None
+            body = wire.RoundHold(close=mine.proposed.digest)
+            mine.hold = say(WHO[number], RUN, wire.RoundWord(round=7, stage=0, hold=body))
+            self.holds.append(mine.hold)
+            mine.hear_hold(mine.hold)
+
+    def held(self, number: int, mine: RoundState) -> None:
+        """A hold comes, or what another member knows."""
+        if self.holds and self.chance.random() < 0.5:
+            mine.hear_hold(self.chance.choice(self.holds))
+            return
+        other = self.states[self.chance.choice(self.honest)]
+        if other is not mine and mine.close is None and other.hold is not None:
+            assert other.roster is not None and other.proposed is not None
+            if mine.hear_over(other.me, other.roster.said, other.proposed, [*other.holds.values()]):
+                mine.take_over()
+
+    def in_force(self) -> set[bytes]:
+        return {mine.close.digest for mine in self.states.values() if mine.close is not None}
+
+
+def closed(count: int, seed: int) -> set[bytes]:
+    """The closes by which honest members go after some events."""
+    orders = Orders(count, random.Random(seed))
+    for _ in range(40 * count):
+        orders.step()
+    return orders.in_force()
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_no_order_of_words_brings_two_closes_into_force(count: int) -> None:
+    found = [len(closed(count, seed)) for seed in range(60)]
+    assert max(found) == 1
+    assert sum(found) > 10, "some orders end in one"
+
+
+def test_where_a_close_counts_on_its_writers_word_alone_members_go_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_state, "is_held", lambda roster, holders: True)
+    assert max(len(closed(4, seed)) for seed in range(60)) > 1
+
+
+def test_a_member_that_holds_two_closes_is_found() -> None:
+    mine = state(4, [1, 2])
+    mine.hear_hold(say(WHO[2], RUN, wire.RoundWord(round=7, stage=0, hold=wire.RoundHold(close=b"c" * 16))))
+    assert not mine.holds, "a key that committed to nothing"
+    mine.hear_commit(commit(1))
+    for close in (b"a" * 16, b"b" * 16):
+        mine.hear_hold(say(WHO[1], RUN, wire.RoundWord(round=7, stage=0, hold=wire.RoundHold(close=close))))
+    assert [one.member for one, _ in mine.contradictions] == [WHO[1].peer_id]
+
+
+def test_a_later_rounds_close_counts_once_most_members_hold_it() -> None:
+    mine = state(4, [1, 2, 3])
+    later = dataclasses.replace(OF, round_index=8)
+    commits = {WHO[n].peer_id: commit(n, round_index=8) for n in (1, 2, 3)}
+    said = say(WHO[1], RUN, write_roster(later, commits, [*commits], [], 0))
+    body = wire.RoundClose(roster=said.digest, means=b"m" * 16 * 3)
+    close = say(WHO[1], RUN, wire.RoundWord(round=8, stage=0, close=body))
+    assert not mine.hear_over(WHO[1].peer_id, said, close, []) and not mine.behind, "its writer's word alone"
+    hold = say(WHO[2], RUN, wire.RoundWord(round=8, stage=0, hold=wire.RoundHold(close=close.digest)))
+    assert mine.hear_over(WHO[1].peer_id, said, close, [hold]) and mine.behind

@@ -703,7 +703,7 @@ class SignedWord(_message.Message):
     def __init__(self, word: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class RoundWord(_message.Message):
-    __slots__ = ("round", "stage", "member", "incarnation", "commit", "roster", "means", "close")
+    __slots__ = ("round", "stage", "member", "incarnation", "commit", "roster", "means", "close", "hold")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -712,6 +712,7 @@ class RoundWord(_message.Message):
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     MEANS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     round: int
     stage: int
     member: str
@@ -720,7 +721,8 @@ class RoundWord(_message.Message):
     roster: Roster
     means: PieceMeans
     close: RoundClose
-    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., member: _Optional[str] = ..., incarnation: _Optional[int] = ..., commit: _Optional[_Union[PacketCommit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., means: _Optional[_Union[PieceMeans, _Mapping]] = ..., close: _Optional[_Union[RoundClose, _Mapping]] = ...) -> None: ...
+    hold: RoundHold
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., member: _Optional[str] = ..., incarnation: _Optional[int] = ..., commit: _Optional[_Union[PacketCommit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., means: _Optional[_Union[PieceMeans, _Mapping]] = ..., close: _Optional[_Union[RoundClose, _Mapping]] = ..., hold: _Optional[_Union[RoundHold, _Mapping]] = ...) -> None: ...
 
 class PacketCommit(_message.Message):
     __slots__ = ("pieces", "length", "targets", "samples", "newcomer", "before")
@@ -769,6 +771,12 @@ class RoundClose(_message.Message):
     roster: bytes
     means: bytes
     def __init__(self, roster: _Optional[bytes] = ..., means: _Optional[bytes] = ...) -> None: ...
+
+class RoundHold(_message.Message):
+    __slots__ = ("close",)
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    close: bytes
+    def __init__(self, close: _Optional[bytes] = ...) -> None: ...
 
 class Butterfly(_message.Message):
     __slots__ = ("word", "pieces", "means", "wanted", "false_mean", "contradiction")
@@ -845,13 +853,15 @@ class Contradiction(_message.Message):
     def __init__(self, one: _Optional[_Union[SignedWord, _Mapping]] = ..., other: _Optional[_Union[SignedWord, _Mapping]] = ...) -> None: ...
 
 class ButterflyAnswer(_message.Message):
-    __slots__ = ("word", "roster", "digests", "lengths")
+    __slots__ = ("word", "roster", "digests", "lengths", "holds")
     WORD_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     word: SignedWord
     roster: SignedWord
     digests: bytes
     lengths: bytes
-    def __init__(self, word: _Optional[_Union[SignedWord, _Mapping]] = ..., roster: _Optional[_Union[SignedWord, _Mapping]] = ..., digests: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+    holds: _containers.RepeatedCompositeFieldContainer[SignedWord]
+    def __init__(self, word: _Optional[_Union[SignedWord, _Mapping]] = ..., roster: _Optional[_Union[SignedWord, _Mapping]] = ..., digests: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., holds: _Optional[_Iterable[_Union[SignedWord, _Mapping]]] = ...) -> None: ...

@@ -591,7 +591,14 @@ WORDS = (
         "RoundClose",
         "roster means",
         "which means are applied",
-        "those of the roster; its writer signs it",
+        "those of the roster; its writer signs it, and most members hold it",
+        "train/gossip/butterfly/round_state.py",
+    ),
+    _of(
+        "RoundHold",
+        "close",
+        "which close is applied",
+        "one a member and round; two prove a lie",
         "train/gossip/butterfly/round_state.py",
     ),
     _of(
@@ -631,7 +638,7 @@ WORDS = (
     ),
     _of(
         "ButterflyAnswer",
-        "word roster digests lengths",
+        "word roster digests lengths holds",
         "as the words in it",
         "signed by those who said them",
         "train/gossip/butterfly/driver.py",

@@ -4,7 +4,8 @@
             than Z deviations, the median one of the members' a or its own, smoothed
 
 So what a liar was let in with has, over some rounds, led where the others go, or nowhere. Two members have no majority,
-and no test.
+and no test. Where half of the members fail the test none is refused: rounds without them would be of a few, and never
+judge them anew.
 """
 
 from __future__ import annotations
@@ -44,4 +45,5 @@ class Agreement:
             noise = min(variance, known.variance) if known.count >= ENOUGH else variance
             return math.sqrt(noise * max(1.0 / known.count, known.weight / (2.0 - known.weight)))
 
-        return {sender for sender, known in members.items() if known.value < least - Z * deviation(known)}
+        refused = {sender for sender, known in members.items() if known.value < least - Z * deviation(known)}
+        return refused if 2 * len(refused) < len(members) else set()

@@ -315,6 +315,7 @@ class Gossip:
         self.line = line
         self.weight.restored(newcomer=newcomer)
         self.missed = False
+        self.butterfly.restored()
         self._finish(done)
 
     @property
@@ -720,7 +721,8 @@ class Gossip:
         begun = asyncio.get_running_loop().time()
         drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
         packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
-        commit_s = self._step_patience_s(0)
+        # A member may still be in the round before, as long as one takes here. A liar can make that no longer than this.
+        commit_s = self._step_patience_s(0) + min(self.pace.exchange_s, packets_s(2 * packet_nbytes))
         meeting = Meeting(
             plan.round_index,
             drafted,

@@ -4,18 +4,22 @@
     roster   one member, named by hash, writes down whose commits it has (roster.py)
     pieces   each giver sends each owner the pieces that it averages; they must be those committed to
     means    each owner sends all the means of its pieces
-    close    the roster's writer says which means came; those, and no others, all apply
+    close    the roster's writer says which means came
+    hold     each member that has these means says so to all; once most members hold a close, all apply its means
 
-So all members step by the same means, to the bit, whatever each saw. A member whose commit comes too late takes the
-means of the round from others, and its own gradient counts in the next. Where the roster's writer dies the next one by
-hash begins again with those that are left; where an owner dies its pieces have no mean in this step. The members send
-twice a packet in all, whatever their number. Means are checked afterwards (recheck.py).
+So all members step by the same means, to the bit, whatever each saw. A member holds one close of a round, so no two
+closes are held by most, also where a writer keeps its close to itself, shows it to one member, and the others begin
+again (a quorum of each view: Paxos, Lamport 1998; the echo of reliable broadcast, Bracha 1987). A member whose commit
+comes too late takes the means of the round from others, and its own gradient counts in the next. Where the roster's
+writer dies the next one by hash begins again with those that are left; where an owner dies its pieces have no mean in
+this step. The members send twice a packet in all, whatever their number. Means are checked afterwards (recheck.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +116,9 @@ class Butterfly:
         self.exclude: Callable[[PeerId, str], None] = lambda peer, reason: None
         self.state: RoundState | None = None  # of the round under way
         self.last: RoundState | None = None  # of the last one held: for members that come late, and for checks
+        self._dropped = b""  # the close that this member held in the last round, if it gave that up
+        # Members that went by another close before, so that their state is to be taken; empty: none.
+        self.went_on = frozenset[PeerId]()
         self._early = Remembered[PeerId, Said]()  # commits for rounds that have not begun here
         self._mute = Remembered[PeerId, tuple[int, int]]()  # times in a row, and the round until which it is left out
         self._agreement = Agreement()
@@ -158,7 +165,8 @@ class Butterfly:
         return max((said.word.round for said in self._early.values()), default=0)
 
     async def meet(self, tasks: asyncio.TaskGroup, meeting: Meeting) -> HeldRound | None:
-        """Hold a round; `tasks` run on after it. None if nobody could be met: then nothing is applied."""
+        """Hold a round; `tasks` run on after it. None if nobody could be met, or the others `went_on` without this
+        member before: then nothing is applied."""
         self._tasks = tasks
         self._packets_s = meeting.packets_s
         state = await self._begin(meeting)
@@ -177,8 +185,10 @@ class Butterfly:
                 for task in told:
                     task.cancel()
             self._show_contradictions(state)
-            if state.close is None:
+            if state.close is None or self._is_apart(state):
+                self._dropped = b"" if state.hold is None else state.hold.word.hold.close
                 return None
+            self._dropped = b""
             self._remember_mute(state)
             self._elsewhere = self._agreement.refused(state.agreements())
             means, ours = state.result()
@@ -191,6 +201,21 @@ class Butterfly:
             return HeldRound(means, ours, state.counted(), newcomers, elsewhere, samples, state.roster.members, reason)
         finally:
             self.state = None
+
+    def _is_apart(self, state: RoundState) -> bool:
+        """Whether this member lacks a step that the others took, or means of this one: its weights differ from
+        theirs."""
+        assert state.roster is not None
+        self.went_on = state.went_on(self._dropped)
+        if not self.went_on and state.lacking:
+            self.went_on = frozenset(state.roster.members) - {state.me}
+        return bool(self.went_on)
+
+    def restored(self) -> None:
+        """The replica was given another state: the last round is none of it."""
+        self.last = None
+        self._dropped = b""
+        self.went_on = frozenset()
 
     async def _begin(self, meeting: Meeting) -> RoundState:
         here = self._here
@@ -226,17 +251,23 @@ class Butterfly:
         self._wake()
 
     def _hear_answer(self, state: RoundState, peer: PeerId, answer: Answer) -> None:
-        """A member says that the round is over, and how; or that it follows another roster. Raises RemoteFault or
-        Unavailable for what cannot be."""
+        """A member says that the round is over, and how; that it holds a close; or that it follows another roster.
+        Raises RemoteFault or Unavailable for what cannot be."""
         given = answer.header.butterfly
         of = state.of
-        if not given.HasField("roster") or state is not self.state:
+        if state is not self.state:
+            return
+        holds = [hear(one, of.run_id, of.stage, "hold") for one in given.holds]
+        if not given.HasField("roster"):
+            for one in holds:
+                state.hear_hold(one)
+                self._wake()
             return
         roster = hear(given.roster, of.run_id, of.stage, "roster")
         if given.HasField("word"):
             close = hear(given.word, of.run_id, of.stage, "close")
-            self._past(peer, close.word.round)
-            state.hear_over(peer, roster, close)
+            if state.hear_over(peer, roster, close, holds):
+                self._past(peer, close.word.round)
         else:
             self._hear_roster(state, roster)
         self._wake()
@@ -255,7 +286,11 @@ class Butterfly:
             if state.over is not None:
                 return await self._catch_up(state, meeting)
             roster = state.roster
-            if roster is None or roster.writer in state.given_up:
+            if roster is not None and state.hold is not None:
+                if found := await self._until_held(state, roster, meeting):
+                    return found
+                continue
+            if state.proposed is None and (roster is None or roster.writer in state.given_up):
                 writer = state.writer(self._able(state, meeting))
                 if writer is None:
                     break
@@ -264,12 +299,15 @@ class Butterfly:
                     continue
                 found = await self._awaited(writer, partial(_moved, state, roster), _roster_s(meeting))
             else:
+                assert roster is not None
                 writer = roster.writer
                 found = await self._carry_out(state, roster, meeting)
-            if found and not _moved(state, roster):
+            if found and not _moved(state, roster) and state.hold is None:
                 reason = found
                 state.given_up.add(writer)
                 self._tell(state, writer, reason)
+                if state.proposed is not None:
+                    state.drop_proposal()
         if state.close is not None:
             await self._complete(state, meeting)
         return reason
@@ -312,7 +350,8 @@ class Butterfly:
             peer: said
             for peer, said in state.commits.items()
             if (peer in allowed or self._met(peer))
-            and (peer not in state.gone)
+            and peer not in state.gone
+            and peer not in state.silent
             and not self._is_mute(peer, round_index)
         }
         commits[state.me] = state.commits[state.me]
@@ -343,7 +382,7 @@ class Butterfly:
             self._hear_answer(state, peer, answer)
         except (RemoteFault, Unavailable):
             follows = False
-        if follows or state is not self.state or not state.follows(said.digest) or _ended(state):
+        if follows or state is not self.state or not state.follows(said.digest) or _ended(state) or state.hold:
             return
         if state.roster is not None and peer in state.roster.commits:
             state.refused.add(peer)
@@ -376,25 +415,73 @@ class Butterfly:
     # ---- a roster's round
 
     async def _carry_out(self, state: RoundState, roster: RosterView, meeting: Meeting) -> str:
-        """Give pieces, average ours, close the round if the roster is ours. Returns why it is not closed, or ""."""
-        work = list[Coroutine[Any, Any, None]]()
-        if state.is_in and state.me in roster.givers:
+        """Give pieces, average ours, close the round if the roster is ours, until its close is held here. Returns why
+        it is not, or ""."""
+        heard = state.proposed is not None  # its close came from a member that holds it: there is nothing to give
+        work: list[Coroutine[Any, Any, None]] = [self._hold(state, meeting)]
+        if state.is_in and state.me in roster.givers and not heard:
             work += [self._give(state, roster, owner, meeting) for owner in roster.owners if owner != state.me]
-        if state.is_in and state.mine:
+        if state.is_in and state.mine and not heard:
             work.append(self._average(state, roster, meeting))
         if roster.writer == state.me:
             work.append(self._close(state, roster, meeting))
-        within_s = 3.0 * meeting.packets_s
+
+        def over() -> bool:
+            return _moved(state, roster) or state.hold is not None
+
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
             if roster.writer == state.me:
-                await self._until(lambda: _moved(state, roster))
+                await self._until(over)
                 found = ""
+            elif heard:
+                found = await self._within(2.0 * meeting.packets_s, over)
             else:
-                found = await self._awaited(roster.writer, lambda: _moved(state, roster), within_s)
+                found = await self._awaited(roster.writer, over, 3.0 * meeting.packets_s)
             for task in tasks:
                 task.cancel()
         return found
+
+    async def _within(self, seconds: float, condition: Callable[[], bool]) -> str:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._until(condition)
+        except TimeoutError:
+            return f"nothing came within {seconds:.3g} s"
+        return ""
+
+    async def _hold(self, state: RoundState, meeting: Meeting) -> None:
+        """Wait for a close and the means that it names, and tell all that this member holds it."""
+        await self._until(lambda: state.proposed is not None)
+        await self._complete(state, meeting)
+        self._say_hold(state, told=())
+
+    def _say_hold(self, state: RoundState, told: Collection[PeerId]) -> None:
+        """Hold the close that was proposed, if all its means are here, and tell all but those `told` otherwise."""
+        if not state.may_hold:
+            return
+        assert state.proposed is not None
+        of = state.of
+        word = wire.RoundWord(round=of.round_index, stage=of.stage, hold=wire.RoundHold(close=state.proposed.digest))
+        state.hold = self._say(word)
+        state.hear_hold(state.hold)
+        self._wake()
+        self._tell_hold(state, told)
+
+    def _tell_hold(self, state: RoundState, told: Collection[PeerId]) -> None:
+        assert state.roster is not None and state.hold is not None
+        for peer in {*state.roster.members, *state.commits} - {state.me, *told}:
+            self._send(peer, wire.Butterfly(word=state.hold.signed), (), SMALL_CALL_S)
+
+    async def _until_held(self, state: RoundState, roster: RosterView, meeting: Meeting) -> str:
+        """Wait until most members hold the close that this one holds, or another; ask them again at times. Returns why
+        they do not, or ""."""
+        tries = math.ceil(2.0 * meeting.packets_s / meeting.commit_s)
+        for _ in range(tries):
+            if not await self._within(meeting.commit_s, lambda: _moved(state, roster)):
+                return ""
+            self._tell_hold(state, ())
+        return f"most members do not hold the close of {short(roster.writer)}"
 
     async def _give(self, state: RoundState, roster: RosterView, owner: PeerId, meeting: Meeting) -> None:
         pieces = roster.pieces_of(owner, state.pieces)
@@ -483,8 +570,9 @@ class Butterfly:
         body = wire.RoundClose(roster=roster.said.digest, means=state.closing())
         said = self._say(wire.RoundWord(round=state.of.round_index, stage=state.of.stage, close=body))
         state.hear_close(said)
-        self._wake()
-        for peer in {*roster.members, *state.commits, *meeting.awaited} - {state.me}:
+        others = {*roster.members, *state.commits, *meeting.awaited} - {state.me}
+        self._say_hold(state, told=others)
+        for peer in others:
             self._send(peer, wire.Butterfly(word=said.signed), (), SMALL_CALL_S)
 
     async def _own_mean(self, state: RoundState, within_s: float) -> None:
@@ -493,15 +581,15 @@ class Butterfly:
                 await self._until(lambda: state.me in state.means)
 
     async def _complete(self, state: RoundState, meeting: Meeting) -> None:
-        """After the close: wait for the means that it names, and fetch those that do not come from the writer."""
-        assert state.roster is not None
-        writer = state.roster.writer
+        """Wait for the means that a close names, and fetch those that do not come from members that hold it."""
+        assert state.roster is not None and state.proposed is not None
+        holders = [state.roster.writer, *state.holders(state.proposed)]
 
         async def come(owner: PeerId) -> None:
             if state.is_in and owner not in state.means:
                 await self._awaited(owner, lambda: owner not in state.lacking, meeting.packets_s)
             if owner in state.lacking:
-                await self._fetch_means(state, owner, [writer, owner], meeting.packets_s)
+                await self._fetch_means(state, owner, [*holders, owner], meeting.packets_s)
 
         await asyncio.gather(*[come(owner) for owner in state.lacking])
 
@@ -661,7 +749,7 @@ class Butterfly:
         round_index = said.word.round
         if state is None or state.of.round_index != round_index:
             return self._early_or_late(said)
-        if state.close is not None and said.kind != "close":
+        if state.close is not None and said.kind not in ("close", "hold"):
             return _over(state)
         match said.kind:
             case "commit":
@@ -675,12 +763,33 @@ class Butterfly:
                 self._hear_roster(state, said)
                 if not state.follows(said.digest):
                     return self._other_roster(state)
+            case "hold":
+                return self._serve_hold(state, said)
             case _:
+                if state.hold is not None and not state.follows(said.word.close.roster):
+                    return _held(state)
                 state.hear_close(said)
+                self._say_hold(state, told=(peer,))
         self._wake()
-        return _answer()
+        return _answer(state.hold)
+
+    def _serve_hold(self, state: RoundState, said: Said) -> Answer:
+        if said.member not in state.commits:
+            raise Unavailable(f"{short(said.member)} committed to nothing here")
+        state.hear_hold(said)
+        self._wake()
+        if state.close is not None and state.close.digest != said.word.hold.close:
+            return _over(state)
+        if state.close is None and (state.proposed is None or state.proposed.digest != said.word.hold.close):
+            assert self._tasks is not None  # its writer did not send it here
+            self._tasks.create_task(self._ask_close(state, said.member))
+        return _answer(state.hold)
 
     def _early_or_late(self, said: Said) -> Answer:
+        last = self.last
+        if said.kind == "hold" and last is not None and said.word.round == last.of.round_index:
+            assert last.close is not None
+            return _answer() if said.word.hold.close == last.close.digest else _over(last)
         if said.word.round <= self._done():
             return self._over_here(said.word.round)
         if said.kind != "commit":
@@ -744,6 +853,8 @@ class Butterfly:
     @staticmethod
     def _other_roster(state: RoundState) -> Answer:
         assert state.roster is not None
+        if state.hold is not None:
+            return _held(state)
         return Answer(wire.Reply(butterfly=wire.ButterflyAnswer(roster=state.roster.said.signed)))
 
     async def _hear_means(
@@ -775,9 +886,11 @@ class Butterfly:
             data = [state.own.drafted.pieces[piece] for piece in body.pieces]
             return Answer(wire.Reply(butterfly=answer), [tensor_of(one) for one in data])
         if not body.owner:
-            if state.close is None:
-                raise Unavailable(f"round {body.round} is not closed here")
-            return _over(state)
+            if state.close is not None:
+                return _over(state)
+            if state.hold is not None:
+                return _held(state)
+            raise Unavailable(f"round {body.round} is not closed here")
         means = state.means.get(PeerId(body.owner))
         if means is None:
             raise Unavailable(f"no means of {short(PeerId(body.owner))} are here")
@@ -804,11 +917,26 @@ def _data(message: Call | Answer) -> list[Data]:
     return [one.data for one in message.tensors]
 
 
-def _answer() -> Answer:
-    return Answer(wire.Reply(butterfly=wire.ButterflyAnswer()))
+def _answer(hold: Said | None = None) -> Answer:
+    holds = [] if hold is None else [hold.signed]
+    return Answer(wire.Reply(butterfly=wire.ButterflyAnswer(holds=holds)))
 
 
 def _over(state: RoundState) -> Answer:
+    """The close that is in force, and most members' words that they hold it."""
     assert state.close is not None and state.roster is not None
-    answer = wire.ButterflyAnswer(word=state.close.signed, roster=state.roster.said.signed)
-    return Answer(wire.Reply(butterfly=answer))
+    members = [peer for peer in state.roster.members if peer in state.holders(state.close)]
+    return _close_answer(state, state.close, members[: len(state.roster.members) // 2 + 1])
+
+
+def _held(state: RoundState) -> Answer:
+    """The close that is held here, and may come to be in force."""
+    assert state.proposed is not None
+    return _close_answer(state, state.proposed, [state.me])
+
+
+def _close_answer(state: RoundState, close: Said, holders: Sequence[PeerId]) -> Answer:
+    assert state.roster is not None
+    holds = [state.holds[peer].signed for peer in holders]
+    roster = state.roster.said.signed
+    return Answer(wire.Reply(butterfly=wire.ButterflyAnswer(word=close.signed, roster=roster, holds=holds)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from swarmnode.base.errors import RemoteFault, Unavailable
@@ -75,6 +76,12 @@ def members_taken(roster: RosterView, said: Said) -> dict[PeerId, bool]:
     return found
 
 
+def is_held(roster: RosterView, holders: Collection[PeerId]) -> bool:
+    """Whether most members of `roster` hold its close: those in `holders` and its writer. A member holds one close of a
+    round, so no other close of these members can be held by most of them."""
+    return 2 * len({roster.writer, *holders} & roster.commits.keys()) > len(roster.members)
+
+
 class RoundState:
     """One member's side of a round."""
 
@@ -98,9 +105,13 @@ class RoundState:
         self.roster: RosterView | None = None
         self.given: dict[PeerId, PieceSet] = {}  # of the pieces that this member averages
         self.means: dict[PeerId, MeanSet] = {}  # of the roster
-        self.close: Said | None = None
+        self.proposed: Said | None = None  # a close of the roster; all apply it once most members hold it
+        self.hold: Said | None = None  # this member's word that it holds the close that was proposed
+        self.holds: dict[PeerId, Said] = {}  # by member, of any close
+        self.close: Said | None = None  # the one that most members hold
         self.refused: set[PeerId] = set()  # members that do not follow the roster that this member wrote
         self._others: list[RosterView] = []  # heard, and not followed
+        self._wrote: set[PeerId] = set()  # writers of rosters that were heard
         self.given_up: set[PeerId] = set()  # writers of rosters that were waited for in vain
         self.gone: set[PeerId] = set()  # members that cannot be reached, or refuse
         self.contradictions: list[tuple[Said, Said]] = []
@@ -126,9 +137,15 @@ class RoundState:
 
     # ---- rosters
 
+    @property
+    def silent(self) -> set[PeerId]:
+        """The members whose roster was followed in vain: they may have a close that they keep to themselves."""
+        return self.given_up & self._wrote
+
     def hear_roster(self, said: Said) -> bool:
-        """A roster; returns whether it is to be followed from now on. Raises RemoteFault for one that is malformed, and
-        Unavailable for one that leaves out too many or comes too late."""
+        """A roster; returns whether it is to be followed from now on: not where this member holds the close of another.
+        Raises RemoteFault for one that is malformed, and Unavailable for one that leaves out too many or comes too
+        late."""
         roster = open_roster(self.of, said, self.commits)
         for commit in roster.commits.values():
             if (known := self.commits.get(commit.member)) is not None:
@@ -138,7 +155,8 @@ class RoundState:
         if self.close is not None:
             raise Unavailable(f"round {self.of.round_index} is closed here")
         self._check_members(roster)
-        if self.roster is not None and roster.priority <= self.roster.priority:
+        self._wrote.add(roster.writer)
+        if self.hold is not None or (self.roster is not None and roster.priority <= self.roster.priority):
             self._others.append(roster)
             return False
         self._follow(roster)
@@ -149,6 +167,7 @@ class RoundState:
         self.refused = set()
         self.given = {}
         self.means = {}
+        self.proposed = None
         if roster is not None:
             self.commits |= roster.commits
 
@@ -167,25 +186,35 @@ class RoundState:
         if leaves_out_too_many(roster, {self.me, *self._awaited} - self.gone):
             raise Unavailable("the roster leaves out more than half of the members that are known here")
 
-    def hear_over(self, peer: PeerId, roster: Said, close: Said) -> None:
-        """`peer` says that the round was closed without us. Raises RemoteFault or Unavailable as `hear_roster`."""
+    def hear_over(self, peer: PeerId, roster: Said, close: Said, holds: Sequence[Said]) -> bool:
+        """`peer` knows a close of this round, or of a later one, and these members hold it. Returns whether it is in
+        force, so that `peer` is through with the round. Raises RemoteFault or Unavailable as `hear_roster`."""
+        view = open_roster(replace(self.of, round_index=close.word.round), roster, self.commits)
+        self._check_members(view)
+        if close.word.close.roster != view.said.digest:
+            raise RemoteFault("a close of another roster")
+        self._check_close(view, close)
+        holders = {said.member for said in holds if said.word.hold.close == close.digest}
+        in_force = is_held(view, holders)
         if close.word.round > self.of.round_index:
-            self.behind = True
-        elif self.over is None and self.close is None:
-            view = open_roster(self.of, roster, self.commits)
-            self._check_members(view)
-            if self.lacks_most(view, close.word.close.means):
-                raise Unavailable("a close that lacks the means of most owners")
+            self.behind |= in_force
+        elif self.close is None and in_force:
             self.over = view
             self.over_by = (peer, close)
+        elif self.close is None and self.proposed is None and peer in holders:
+            self._follow(view)
+            self.proposed = close
+        for said in holds:
+            self.hear_hold(said)
+        return in_force
 
     def take_over(self) -> PeerId:
-        """Go by the close that `hear_over` heard; returns who has its means. Raises RemoteFault for a false one."""
+        """Go by the close that `hear_over` heard; returns who has its means."""
         assert self.over is not None and self.over_by is not None
         peer, close = self.over_by
         self._follow(self.over)
         self.over = None
-        self.hear_close(close)
+        self.proposed = self.close = close
         return peer
 
     def follows(self, roster: bytes) -> bool:
@@ -269,16 +298,48 @@ class RoundState:
         """The close of the roster that is followed here. Raises RemoteFault for one that its writer did not write."""
         if self.roster is None or not self.follows(said.word.close.roster):
             raise Unavailable("another roster is followed here")
-        if said.member != self.roster.writer or said.word.round != self.of.round_index:
-            raise RemoteFault(f"a close by {short(said.member)}; the roster is by {short(self.roster.writer)}")
-        if len(said.word.close.means) != DIGEST_NBYTES * len(self.roster.members):
-            raise RemoteFault("a close of another number of members")
-        if self.lacks_most(self.roster, said.word.close.means):
-            raise Unavailable("the close lacks the means of most owners: its writer would step by a few")
-        if self.close is None:
-            self.close = said
+        self._check_close(self.roster, said)
+        if self.proposed is None:
+            self.proposed = said
+            self._count_holds()
         else:
-            self._compare(self.close, said)
+            self._compare(self.proposed, said)
+
+    def _check_close(self, roster: RosterView, said: Said) -> None:
+        """Raises RemoteFault for a close that is not of `roster`, Unavailable for one that lacks most means."""
+        if said.member != roster.writer or said.word.round != roster.of.round_index:
+            raise RemoteFault(f"a close by {short(said.member)}; the roster is by {short(roster.writer)}")
+        if len(said.word.close.means) != DIGEST_NBYTES * len(roster.members):
+            raise RemoteFault("a close of another number of members")
+        if self.lacks_most(roster, said.word.close.means):
+            raise Unavailable("the close lacks the means of most owners: its writer would step by a few")
+
+    def hear_hold(self, said: Said) -> None:
+        """A member's word that it has the means that a close names, and goes by no other one. A key that committed to
+        nothing holds nothing."""
+        if said.word.round == self.of.round_index and said.member in self.commits:
+            known = self.holds.setdefault(said.member, said)
+            self._compare(known, said)
+            self._count_holds()
+
+    def _count_holds(self) -> None:
+        if self.close is not None or self.proposed is None or self.roster is None:
+            return
+        if is_held(self.roster, self.holders(self.proposed)):
+            self.close = self.proposed
+
+    def holders(self, close: Said) -> set[PeerId]:
+        """The members that are known to hold `close`."""
+        return {peer for peer, said in self.holds.items() if said.word.hold.close == close.digest}
+
+    def drop_proposal(self) -> None:
+        """Go by no roster, as the means of the close that was proposed do not come."""
+        self._follow(None)
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether this member is to say that it holds the close that was proposed."""
+        return self.proposed is not None and self.hold is None and self.is_in and not self.lacking
 
     def lacks_most(self, roster: RosterView, means: bytes) -> bool:
         """Whether a close with these digests of `means` lacks those of more than half of the owners."""
@@ -294,10 +355,10 @@ class RoundState:
             self._compare(self.close, said)
 
     def named(self, owner: PeerId) -> bytes:
-        """The digest of the means of `owner` that all apply; empty: none, or the round is not closed."""
-        if self.close is None or self.roster is None or owner not in self.roster.commits:
+        """The digest of the means of `owner` that the close names; empty: none, or there is no close."""
+        if self.proposed is None or self.roster is None or owner not in self.roster.commits:
             return b""
-        digest = digest_at(self.close.word.close.means, self.roster.members.index(owner))
+        digest = digest_at(self.proposed.word.close.means, self.roster.members.index(owner))
         return b"" if digest == _NONE else digest
 
     def closing(self) -> bytes:
@@ -331,6 +392,21 @@ class RoundState:
                 means[piece] = data
                 ours[piece] = took
         return means, ours
+
+    def went_on(self, dropped: bytes) -> frozenset[PeerId]:
+        """After the close: the members that went by another close before than this one did, if they are most of those
+        that say, or if that was the `dropped` one, which this member held in a round that it gave up."""
+        assert self.roster is not None
+        said = {peer: self.commits[peer].word.commit.before for peer in self.roster.members if peer != self.me}
+        mine = self.commits[self.me].word.commit.before
+        if not mine:
+            return frozenset()
+        if dropped and dropped in said.values():
+            return frozenset([peer for peer, before in said.items() if before == dropped])
+        common, times = Counter([before for before in said.values() if before] or [mine]).most_common(1)[0]
+        if common == mine or 2 * times <= 1 + sum(1 for before in said.values() if before):
+            return frozenset()
+        return frozenset([peer for peer, before in said.items() if before == common])
 
     def counted(self) -> list[PeerId]:
         """After the close: the givers whose pieces most owners took."""

@@ -1,9 +1,9 @@
 """The signed words of a round in pieces, and what proves that a member lied.
 
-Every member says four kinds of words at most: a commit to its packet, a roster, the means of its pieces, a close. A
-word is signed together with the round, so two different ones of the same kind prove by themselves that their member
-told others something else (`contradict`). A process that was started anew may say another: it does not know what it
-said before.
+Every member says five kinds of words at most: a commit to its packet, a roster, the means of its pieces, a close, and a
+hold of a close. A word is signed together with the round, so two different ones of the same kind prove by themselves
+that their member told others something else (`contradict`). A process that was started anew may say another: it does
+not know what it said before.
 """
 
 from __future__ import annotations
