@@ -721,7 +721,7 @@ class Gossip:
         begun = asyncio.get_running_loop().time()
         drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
         packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
-        # A member may still be in the round before, as long as one takes here. A liar can make that no longer than this.
+        # A member may still be in the round before, as long as one takes here. A liar cannot make that longer.
         commit_s = self._step_patience_s(0) + min(self.pace.exchange_s, packets_s(2 * packet_nbytes))
         meeting = Meeting(
             plan.round_index,
