@@ -1,5 +1,6 @@
 """Whole lives: they repeat everywhere, they hold the laws, and a broken law says how to see it again."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -49,6 +50,29 @@ def test_a_life_is_the_same_in_every_process() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(FILE.read_text())[1]
+
+
+def trace_of_rounds_in_pieces() -> str:
+    """The trace of a few steps of twelve machines that average gradients in pieces."""
+    scenario = shorter(read_scenario(find("numbered-steps"), {"gossip.butterfly": True}), 12.0)
+    return simulate(dataclasses.replace(scenario, bounds=dataclasses.replace(scenario.bounds, throughput=0.0)), 1).trace
+
+
+def test_rounds_in_pieces_are_the_same_in_every_process() -> None:
+    program = "from tests.simulation.test_world import trace_of_rounds_in_pieces as trace; print(trace())"
+    traces = set[str]()
+    for hashes in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        traces.add(done.stdout)
+    assert len(traces) == 1
 
 
 @pytest.mark.timeout(600)

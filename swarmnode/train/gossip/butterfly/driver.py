@@ -371,7 +371,7 @@ class Butterfly:
             return
         self._on_roster(state)
         assert self._tasks is not None
-        for peer in {*commits, *meeting.awaited, *meeting.others} - {state.me}:
+        for peer in sorted({*commits, *meeting.awaited, *meeting.others} - {state.me}):
             self._tasks.create_task(self._tell_roster(state, peer, said))
 
     async def _tell_roster(self, state: RoundState, peer: PeerId, said: Said) -> None:
@@ -470,7 +470,7 @@ class Butterfly:
 
     def _tell_hold(self, state: RoundState, told: Collection[PeerId]) -> None:
         assert state.roster is not None and state.hold is not None
-        for peer in {*state.roster.members, *state.commits} - {state.me, *told}:
+        for peer in sorted({*state.roster.members, *state.commits} - {state.me, *told}):
             self._send(peer, wire.Butterfly(word=state.hold.signed), (), SMALL_CALL_S)
 
     async def _until_held(self, state: RoundState, roster: RosterView, meeting: Meeting) -> str:
@@ -570,7 +570,7 @@ class Butterfly:
         body = wire.RoundClose(roster=roster.said.digest, means=state.closing())
         said = self._say(wire.RoundWord(round=state.of.round_index, stage=state.of.stage, close=body))
         state.hear_close(said)
-        others = {*roster.members, *state.commits, *meeting.awaited} - {state.me}
+        others = sorted({*roster.members, *state.commits, *meeting.awaited} - {state.me})
         self._say_hold(state, told=others)
         for peer in others:
             self._send(peer, wire.Butterfly(word=said.signed), (), SMALL_CALL_S)
@@ -583,7 +583,7 @@ class Butterfly:
     async def _complete(self, state: RoundState, meeting: Meeting) -> None:
         """Wait for the means that a close names, and fetch those that do not come from members that hold it."""
         assert state.roster is not None and state.proposed is not None
-        holders = [state.roster.writer, *state.holders(state.proposed)]
+        holders = [state.roster.writer, *sorted(state.holders(state.proposed))]
 
         async def come(owner: PeerId) -> None:
             if state.is_in and owner not in state.means:
@@ -662,7 +662,7 @@ class Butterfly:
         for one, other in state.contradictions:
             self.exclude(one.member, f"it said two {one.kind}s of round {one.word.round}")
             proof = wire.Contradiction(one=one.signed, other=other.signed)
-            for peer in {*state.commits} - {state.me, one.member}:
+            for peer in sorted({*state.commits} - {state.me, one.member}):
                 self._send(peer, wire.Butterfly(contradiction=proof), (), SMALL_CALL_S)
         state.contradictions = []
 
