@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MODULES_MAX = 46
-CALLS_MAX = 270
+MODULES_MAX = 47
+CALLS_MAX = 280
 """At a node, in a run whose answers are checked. With slack for a new feature: `python -m tests.support.calls` shows
 where they are."""
 BOUND_S = 240.0  # seven seconds on a quiet machine

@@ -111,7 +111,7 @@ class CallerCheck:
 
     def _of(self, method: str) -> Collection[int]:
         """The stages whose replicas may call `method`."""
-        own = self._presence.status.stage
+        own = self._presence.own.status.stage
         if own is None:
             raise Unavailable("this node has no stage yet")
         if method in OWN_STAGE:

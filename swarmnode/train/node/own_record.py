@@ -158,6 +158,7 @@ class OwnRecord:
         self._sequence = self.incarnation
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
+        self._old_s = float("-inf")  # when the record that was signed last is old
         self._published_at = float("-inf")  # when the last one published was signed
         self._stretch = 1  # of the next one
         self._chance = seeded(ports.manifest.seed, "twin", self.me, self.incarnation)
@@ -234,13 +235,14 @@ class OwnRecord:
         now = asyncio.get_running_loop().time()
         if self.status.stage is None:
             return None
-        if self._signed is None or now - self._signed_at > self.period_s:
+        if self._signed is None or now > self._old_s:
             self._sequence += 1
             record = self._describe(self._ports.clock.unix_s())
             self._signed = sign_record(record, self._ports.identity)
             self._signed_at = now
             self._twins.signs(self._signed.signature)
             self._stretch = self._stretched(self._signed.ByteSize())
+            self._old_s = now + self.period_s
             self._peer_table.learn(*check_member(self._signed, run_id=self._ports.run_id))
         return self._sequence, self._signed
 
