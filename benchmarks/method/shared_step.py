@@ -211,6 +211,14 @@ def efficiency(nats: float, curve: Sequence[tuple[int, float]]) -> float:
     return math.exp(math.log(low) + way * math.log(high / low)) / curve[-1][0]
 
 
+def check_settings(whats: Sequence[str], replicas: Sequence[int], samples: int) -> None:
+    """Raises UsageError for a name in `whats` that is not known, and `samples` that cannot be shared alike."""
+    for what in whats:
+        parts(what)
+    if any(samples % count for count in replicas):
+        raise UsageError(f"{samples} samples a step are no multiple of {', '.join(map(str, replicas))} replicas")
+
+
 def run(
     whats: Sequence[str],
     replicas: Sequence[int],
@@ -227,10 +235,7 @@ def run(
 ) -> dict[str, Any]:
     """{"rows": [a row for each of `whats` and number of replicas], "curve": [...], "runs": [...]}. Raises
     UsageError."""
-    for what in whats:
-        parts(what)
-    if any(samples % count for count in replicas):
-        raise UsageError(f"{samples} samples a step are no multiple of {', '.join(map(str, replicas))} replicas")
+    check_settings(whats, replicas, samples)
     of = partial(StepRun, width=width, samples=samples, rate=rate, text=text)
     order = [of(ALONE, 1, steps=round(steps * share), seed=seed) for seed in range(seeds) for share in SHARES]
     order += [of(what, count, steps=steps, seed=seed) for seed in range(seeds) for what in whats for count in replicas]

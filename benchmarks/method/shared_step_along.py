@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.method.gossip import in_processes
 from benchmarks.method.replica_batch import FLAT, ToySpec
-from benchmarks.method.shared_step import ALONE, SharedStep, StepRun, efficiency, parts
+from benchmarks.method.shared_step import ALONE, SharedStep, StepRun, check_settings, efficiency
 from swarmnode.base.errors import UsageError
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.run.manifest.spec import InnerSpec
@@ -78,10 +78,7 @@ def run(
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """{"rows": [a row for each of `whats` and of POINTS], "runs": [...]}. Raises UsageError."""
-    for what in whats:
-        parts(what)
-    if any(samples % count for count in replicas):
-        raise UsageError(f"{samples} samples a step are no multiple of {', '.join(map(str, replicas))} replicas")
+    check_settings(whats, replicas, samples)
     order = [
         FlatRun(what, count, width, samples, steps, rate, seed, text)
         for seed in range(seeds)

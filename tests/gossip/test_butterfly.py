@@ -392,3 +392,17 @@ def test_a_later_rounds_close_counts_once_most_members_hold_it() -> None:
     assert not mine.hear_over(WHO[1].peer_id, said, close, []) and not mine.behind, "its writer's word alone"
     hold = say(WHO[2], RUN, wire.RoundWord(round=8, stage=0, hold=wire.RoundHold(close=close.digest)))
     assert mine.hear_over(WHO[1].peer_id, said, close, [hold]) and mine.behind
+
+
+def test_a_latecomer_that_takes_a_close_over_can_show_others_who_holds_it() -> None:
+    mine = state(4, [1, 2, 3])
+    commits = {WHO[n].peer_id: commit(n) for n in (1, 2, 3)}
+    said = say(WHO[1], RUN, write_roster(OF, commits, [*commits], [], 0))
+    body = wire.RoundClose(roster=said.digest, means=b"m" * 16 * 3)
+    close = say(WHO[1], RUN, wire.RoundWord(round=7, stage=0, close=body))
+    holds = [
+        say(WHO[n], RUN, wire.RoundWord(round=7, stage=0, hold=wire.RoundHold(close=close.digest))) for n in (2, 3)
+    ]
+    assert mine.hear_over(WHO[2].peer_id, said, close, holds)
+    assert mine.take_over() == WHO[2].peer_id
+    assert mine.holders(close) == {WHO[2].peer_id, WHO[3].peer_id}

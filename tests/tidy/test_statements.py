@@ -1,6 +1,8 @@
 """One statement a line: a tuple assignment unpacks one value or exchanges values, and never saves a line."""
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +53,14 @@ def test_exchanges_and_unpacking_are_not(source: str) -> None:
 def test_each_statement_has_a_line() -> None:
     found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in needless(path.read_text())]
     assert not found, "write one assignment a line"
+
+
+def test_each_private_function_is_called() -> None:
+    """A class may give a method that the one it is built on calls: where that one does not any more, it never runs."""
+    sources = [path.read_text() for path in MODULES]
+    words = Counter(word for source in sources for word in re.findall(r"\w+", source))
+    defined = Counter(name for source in sources for name in re.findall(r"def (_[a-z]\w*[^_])\(", source))
+    assert not {name for name, times in defined.items() if words[name] == times}, "nothing calls these"
 
 
 def test_no_file_is_left_out() -> None:

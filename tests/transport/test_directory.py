@@ -36,7 +36,7 @@ from swarmnode.net.transport.contact_keeper import (
     POINT_CHECKS_PER_S,
     point_check_s,
 )
-from swarmnode.net.transport.directory import DhtDirectory
+from swarmnode.net.transport.directory import DhtDirectory, key_of
 from swarmnode.net.transport.key_file import create
 from swarmnode.net.transport.libp2p import Libp2pTransport
 from tests.support.fake_telemetry import Quiet
@@ -298,6 +298,23 @@ async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide
             value = MSGPackSerializer.dumps(resigned(record, liar).SerializeToString())
             node_of_liar.protocol.storage.store_subkey(key, record.peer_id, value, record.expires_unix_ms / 1000)
         assert [found.record for found in await victim.lookup(0)] == [good.SerializeToString()]
+
+
+@pytest.mark.loop("uvloop")
+async def test_records_are_stored_in_the_dht_as_older_versions_look_for_them() -> None:
+    async with node() as (first, me), node() as (second, _):
+        here = await DhtDirectory.create(first, [], RUN, STAGES, unix_s=time.time)
+        there = await DhtDirectory.create(
+            second, bootstrap(first, await first.addresses()), RUN, STAGES, unix_s=time.time
+        )
+        signed = sign_record(record_of(me, time.time(), sequence=1, ttl_s=60), me)
+        assert (await here.announce(signed)).stored
+        for directory in (here, there):
+            kept = directory._node.protocol.storage.get(key_of(RUN, 0))
+            assert kept is not None
+            assert MSGPackSerializer.loads(kept.value.get(me.peer_id).value) == signed.SerializeToString()
+        await there.close()
+        await here.close()
 
 
 @pytest.mark.loop("uvloop")

@@ -252,7 +252,7 @@ class CallDirectory:
                 asked = self._chance.sample(speaking, min(HOLDERS_ASKED, len(speaking)))
                 had_ms = 0 if before is None else before.expires_unix_ms
                 others += await self._calls.rivals(asked, own, record, had_ms)
-                stored = await asyncio.gather(*(self._calls.store(peer, own.stage, record) for peer in holders))
+                stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
         except self.faults:
             pass
         if None in stored or not stored:
@@ -260,6 +260,10 @@ class CallDirectory:
         if not any(stored):
             self._event("directory.failed", "warning", reason="nobody stored our record", stage=own.stage)
         return Announced(any(stored), others)
+
+    async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
+        """Whether `peer` keeps our `record`, which says `own`; None if it did not answer."""
+        return await self._calls.store(peer, own.stage, record)
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
         """Verified, unexpired records of `stage`, sorted by peer: those found within SMALL_CALL_S, perhaps none."""
@@ -345,8 +349,12 @@ class CallDirectory:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
         near = sorted(self.here())
         chosen = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
-        answers = await asyncio.gather(*(self._calls.clock_ahead(peer, self._unix_s) for peer in chosen))
+        answers = await asyncio.gather(*map(self._clock_ahead, chosen))
         return [ahead_s for ahead_s in answers if ahead_s is not None]
+
+    async def _clock_ahead(self, peer: PeerId) -> float | None:
+        """Seconds that the clock of `peer` is ahead of ours; None if it does not answer."""
+        return await self._calls.clock_ahead(peer, self._unix_s)
 
     # Neighbours, for the keeper of contacts.
 
@@ -358,7 +366,7 @@ class CallDirectory:
         return self._calls.here()
 
     async def greet(self, peer: PeerId) -> bool:
-        ahead_s = await self._calls.clock_ahead(peer, self._unix_s)
+        ahead_s = await self._clock_ahead(peer)
         if ahead_s is not None and abs(ahead_s) > CLOCK_SKEW_MAX_S:
             raise LocalFault(
                 f"this machine's clock or {short(peer)}'s is off: they differ by {ahead_s:.1f} s; set it by NTP"

@@ -72,11 +72,10 @@ class StageReturn:
         round `due`, which the believed count of samples has reached.
 
         Others took a step that this replica lacks; or another part of the swarm trained more while they were apart; or
-        the stage went on from a copy while this
-        replica was away, and has more by now; or one is back whose place this one took, with more; or others are rounds
-        ahead. A liar about its round or its line cannot bring this about: the count is believed in bounds
-        (net/membership/clock.py), and a line counts only where this replica did not work, or knows whose place it took.
-        The state that is taken is checked by others, as a joiner's.
+        the stage went on from a copy while this replica was away, and has more by now; or one is back whose place this
+        one took, with more; or others are rounds ahead. A liar about its round or its line cannot bring this about: the
+        count is believed in bounds (net/membership/clock.py), and a line counts only where this replica did not work,
+        or knows whose place it took. The state that is taken is checked by others, as a joiner's.
         """
         self._tick()
         if went_on := self._gossip.butterfly.went_on:

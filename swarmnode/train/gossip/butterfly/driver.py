@@ -556,9 +556,9 @@ class Butterfly:
         async def come(owner: PeerId) -> None:
             await self._awaited(owner, lambda: owner in state.means, 2.0 * meeting.packets_s)
 
-        waits = [come(owner) for owner in owners]
+        waits: list[Coroutine[Any, Any, object]] = [come(owner) for owner in owners]
         if state.mine and roster.givers:
-            waits.append(self._own_mean(state, 2.0 * meeting.packets_s))
+            waits.append(self._within(2.0 * meeting.packets_s, lambda: state.me in state.means))
         await asyncio.gather(*waits)
         if state.roster is not roster:
             return
@@ -574,11 +574,6 @@ class Butterfly:
         self._say_hold(state, told=others)
         for peer in others:
             self._send(peer, wire.Butterfly(word=said.signed), (), SMALL_CALL_S)
-
-    async def _own_mean(self, state: RoundState, within_s: float) -> None:
-        with contextlib.suppress(TimeoutError):  # nothing came to be averaged
-            async with asyncio.timeout(within_s):
-                await self._until(lambda: state.me in state.means)
 
     async def _complete(self, state: RoundState, meeting: Meeting) -> None:
         """Wait for the means that a close names, and fetch those that do not come from members that hold it."""
@@ -811,11 +806,8 @@ class Butterfly:
         state = self.state
         if state is None or state.of.round_index != round_index:
             return self._over_here(round_index)
-        try:
-            async with asyncio.timeout(SMALL_CALL_S):
-                await self._until(lambda: state.roster is not None or state is not self.state)
-        except TimeoutError:
-            raise Unavailable("no roster came here") from None
+        if await self._within(SMALL_CALL_S, lambda: state.roster is not None or state is not self.state):
+            raise Unavailable("no roster came here")
         if state is not self.state:
             return self._over_here(round_index)
         return state if state.follows(roster) else self._other_roster(state)

@@ -116,7 +116,7 @@ class RoundState:
         self.gone: set[PeerId] = set()  # members that cannot be reached, or refuse
         self.contradictions: list[tuple[Said, Said]] = []
         self.over: RosterView | None = None  # a roster that was closed without this member,
-        self.over_by: tuple[PeerId, Said] | None = None  # who says so, and the close
+        self.over_by: tuple[PeerId, Said, Sequence[Said]] | None = None  # who says so, the close, and who holds it
         self.behind = False  # a member is in a later round
 
     # ---- commits
@@ -200,7 +200,7 @@ class RoundState:
             self.behind |= in_force
         elif self.close is None and in_force:
             self.over = view
-            self.over_by = (peer, close)
+            self.over_by = (peer, close, holds)
         elif self.close is None and self.proposed is None and peer in holders:
             self._follow(view)
             self.proposed = close
@@ -211,10 +211,13 @@ class RoundState:
     def take_over(self) -> PeerId:
         """Go by the close that `hear_over` heard; returns who has its means."""
         assert self.over is not None and self.over_by is not None
-        peer, close = self.over_by
+        peer, close, holds = self.over_by
         self._follow(self.over)
         self.over = None
-        self.proposed = self.close = close
+        self.proposed = close
+        self.close = close
+        for said in holds:
+            self.hear_hold(said)
         return peer
 
     def follows(self, roster: bytes) -> bool:
