@@ -24,7 +24,6 @@ import torch
 from benchmarks.method.gossip import in_processes
 from benchmarks.method.replica_batch import FLAT, ToySpec
 from benchmarks.method.shared_step import ALONE, SharedStep, StepRun, check_settings, efficiency
-from swarmnode.base.errors import UsageError
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.run.manifest.spec import InnerSpec
 
