@@ -28,18 +28,21 @@ class Meter:
         self._flops = 0.0
         self._idle = 0.0
         self._nbytes = 0.0
+        self._seconds = 0.0
         self.state_nbytes = 0.0  # of the replica on this machine: the bytes that hashing reads
 
-    def add(self, flops: float = 0.0, nbytes: float = 0.0, idle: float = 0.0) -> None:
-        """Add costs. `idle`: FLOP that the device could have done meanwhile but did not."""
+    def add(self, flops: float = 0.0, nbytes: float = 0.0, idle: float = 0.0, seconds: float = 0.0) -> None:
+        """Add costs. `idle`: FLOP that the device could have done meanwhile but did not; `seconds`: of a processor,
+        whatever the device."""
         self._flops += flops
         self._idle += idle
         self._nbytes += nbytes
+        self._seconds += seconds
 
-    def take(self) -> tuple[float, float, float]:
-        """(FLOP, FLOP not done meanwhile, bytes of memory traffic) since the last call."""
-        taken = self._flops, self._idle, self._nbytes
-        self._flops = self._idle = self._nbytes = 0.0
+    def take(self) -> tuple[float, float, float, float]:
+        """(FLOP, FLOP not done meanwhile, bytes of memory traffic, seconds of a processor) since the last call."""
+        taken = self._flops, self._idle, self._nbytes, self._seconds
+        self._flops = self._idle = self._nbytes = self._seconds = 0.0
         return taken
 
 
@@ -130,9 +133,9 @@ class SimMachine:
             return
 
     def _seconds(self) -> float:
-        flops, idle, nbytes = self._meter.take()
-        seconds = (flops + idle) / self.flops + nbytes / self._memory_rate
-        if not flops and not nbytes:  # making or hashing a state; arithmetic is metered
+        flops, idle, nbytes, metered_s = self._meter.take()
+        seconds = (flops + idle) / self.flops + nbytes / self._memory_rate + metered_s
+        if not flops and not nbytes and not metered_s:  # making or hashing a state; all else is metered
             seconds = self._meter.state_nbytes / HASH_RATE
         self.flop += flops
         if self._noise:

@@ -30,10 +30,12 @@ from swarmnode.keep.transfer.snapshot import CHUNK_NBYTES, Snapshot
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import StageLayers
+from swarmnode.run.gossip_rules import codecs
 from swarmnode.run.manifest import Manifest
 from swarmsim.law import Laws
-from swarmsim.machine import Meter
+from swarmsim.machine import HASH_RATE, Meter
 from swarmsim.network import FINE
+from swarmsim.replica import PIECES
 
 STATE_TRAFFIC = 2  # memory traffic of copying a state: each byte is read and written
 STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
@@ -66,6 +68,9 @@ class MeteredReplica:
         self._nbytes = float(trained_count(manifest, part))
         sizes = section_sizes(manifest, part)
         self._outer = outer_sections(sizes)
+        gossip = manifest.gossip
+        pieces_ns = codecs()[gossip.codec].coding_ns * self._nbytes / gossip.fragments
+        self._piece_s = 0.5e-9 * pieces_ns / PIECES  # to code a piece, or to read one
         self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))
         meter.state_nbytes = float(snapshot_nbytes(sizes))
 
@@ -168,18 +173,30 @@ class MeteredReplica:
     apply_in_parts = apply
 
     def draft_pieces(self, round_index: int) -> DraftedPieces:
-        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes, seconds=PIECES * self._piece_s)
         return self.inner.draft_pieces(round_index)
 
+    def piece_digest(self, data: Data) -> bytes:
+        self._meter.add(seconds=memoryview(data).nbytes / HASH_RATE)
+        return self.inner.piece_digest(data)
+
+    def check_piece(self, round_index: int, piece: int, data: Data, length: float | None) -> None:
+        self._meter.add(seconds=self._piece_s)
+        self.inner.check_piece(round_index, piece, data, length)
+
     def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
-        mean = self.inner.mean_piece(round_index, piece, given)
-        self._meter.add(nbytes=float(STATE_TRAFFIC * memoryview(mean.data).nbytes * len(given)))
-        return mean
+        """Each that was given is read, and the mean is coded."""
+        self._meter.add(seconds=(1 + len(given)) * self._piece_s)
+        return self.inner.mean_piece(round_index, piece, given)
+
+    def is_false_mean(self, round_index: int, piece: int, given: Sequence[GivenPiece], said: Data) -> bool:
+        self._meter.add(seconds=(1 + len(given)) * self._piece_s)
+        return self.inner.is_false_mean(round_index, piece, given, said)
 
     def apply_pieces(
         self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
     ) -> OuterReport:
-        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes, seconds=PIECES * self._piece_s)
         return self.inner.apply_pieces(round_index, means, taken, final_deltas)
 
     def probe(self, samples: int) -> None:

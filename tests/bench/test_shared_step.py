@@ -80,14 +80,13 @@ def test_points_along_a_run_are_those_of_shorter_runs() -> None:
     assert max(short) == 16 and max(long) == 32
     assert all(long[steps] == nats for steps, nats in short.items() if steps in long)
     assert len(short.keys() & long.keys()) > 4
-    found = shared_step_along.run(["int8", "lloyd2/9"], [2, 4], width=32, samples=4, steps=32, rate=0.01, seeds=2)
+    found = shared_step_along.run(["int8", "lloyd2/9"], [2], width=32, samples=4, steps=32, rate=0.01)
     at = {(row["codec/F"], row["replicas"], row["steps"]): row for row in found["rows"]}
-    assert {steps for _, _, steps in at} == {4, 8, 16, 32} and len(at) == 16
-    for count in (2, 4):
-        exact = at["int8", count, 32]
-        few = at["lloyd2/9", count, 32]
-        assert exact["nats"] == pytest.approx(exact["of one process"], abs=0.02)
-        assert few["nats"] > exact["nats"] and few["bytes"] < exact["bytes"] / 9
+    assert {steps for _, _, steps in at} == {4, 8, 16, 32} and len(at) == 8
+    exact = at["int8", 2, 32]
+    few = at["lloyd2/9", 2, 32]
+    assert exact["nats"] == pytest.approx(exact["of one process"], abs=0.02)
+    assert few["nats"] > exact["nats"] and few["bytes"] < exact["bytes"] / 9
 
 
 def test_steps_lost_are_those_that_one_process_with_the_same_samples_does_not_need() -> None:

@@ -61,12 +61,12 @@ async def test_each_step_is_trained_with_the_means_of_all_but_the_last_one(count
     async with village(late(len(counts))) as here:
         for stage, count in enumerate(counts):
             add(here, count, stage)
-        await all_step(here, 12)
+        await all_step(here, 9)
         for stage, count in enumerate(counts):
             if count > 1:
-                check_alike(stage_of(here, stage), 8)
+                check_alike(stage_of(here, stage), 6)
         last = max(step for _, step in seen)
-        assert last >= 12
+        assert last >= 9
         for (stage, step), weights_of_step in seen.items():
             assert {steps for steps, _ in weights_of_step} == {max(0, step - 2)}, (stage, step)
             assert len(weights_of_step) == 1, f"replicas of stage {stage} trained step {step} with other weights"
@@ -83,7 +83,7 @@ async def test_a_node_that_dies_in_the_middle_of_a_step_stops_nobody(kind: str) 
         dies_at(victim, kind, 5)
         await here.until(lambda: victim.task is not None and victim.task.done(), "it dies")
         here.people.remove(victim)
-        await all_step(here, 8)
+        await all_step(here, 6)
         check_alike(here.people, 3)
         assert not any(excluded(person) for person in here.people)
 
@@ -175,7 +175,7 @@ async def test_over_thin_lines_a_step_takes_the_longer_of_training_and_packets()
             await all_step(here, 4)
             begun = asyncio.get_running_loop().time()
             before = min(person.served.gossip.done for person in here.people)
-            await all_step(here, 12)
+            await all_step(here, 9)
             taken = min(person.served.gossip.done for person in here.people) - before
             step_s[delay] = (asyncio.get_running_loop().time() - begun) / taken
     assert step_s[1] < 0.75 * step_s[0], step_s

@@ -30,7 +30,7 @@ def documents(run: Manifest) -> Manifest:
 async def test_honest_nodes_confirm_each_other_and_a_false_mask_is_found_out() -> None:
     """A feeder that has prompts trained as if they were answers sends no other tokens, only another mask."""
     run = documents(manifest(stages=2))
-    run = replace(run, pipeline=replace(run.pipeline, audit_share=0.2))
+    run = replace(run, pipeline=replace(run.pipeline, audit_share=0.5))
 
     async with village(run, Documents, stages=(0, 0, 1, 1, 1)) as v:
 

@@ -19,7 +19,7 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.records import member
 from tests.support.village import LoopClock
 
-LIVES = 12  # of `make nightly`; CI lives the first one
+LIVES = 6  # of `make nightly`; CI lives the first one
 KINDS = ("partition", "one_way", "bridge", "meeting_point_gone")
 
 

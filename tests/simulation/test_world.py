@@ -54,7 +54,7 @@ def test_a_life_is_the_same_in_every_process() -> None:
 
 def trace_of_rounds_in_pieces() -> str:
     """The trace of a few steps of twelve machines that average gradients in pieces."""
-    scenario = shorter(read_scenario(find("numbered-steps"), {"gossip.butterfly": True}), 12.0)
+    scenario = shorter(read_scenario(find("numbered-steps"), {"gossip.butterfly": True}), 6.0)
     return simulate(dataclasses.replace(scenario, bounds=dataclasses.replace(scenario.bounds, throughput=0.0)), 1).trace
 
 
@@ -76,7 +76,7 @@ def test_rounds_in_pieces_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lives", [1, pytest.param(8, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("lives", [1, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_sweep_of_storms_breaks_no_law(lives: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Always the same lives; `make soak` lives others for an hour."""
     scenario = read_scenario(find("everything"))

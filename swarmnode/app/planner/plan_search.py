@@ -68,6 +68,12 @@ ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of 
 RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
 
 
+def group_of(manifest: Manifest, left_out: tuple[str, ...]) -> tuple[object, ...]:
+    """What the rows that are shown differ in: the split, the boundary, and the kinds of machine left out."""
+    pipeline = manifest.pipeline
+    return pipeline.stages, pipeline.boundary, pipeline.boundary_rank, left_out
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Settings and their estimate. `nats`: the loss that the boundary costs, measured on a small model. `score`: tokens
@@ -91,8 +97,7 @@ class Candidate:
     @property
     def group(self) -> tuple[object, ...]:
         """Candidates that share it differ only in microbatch and round; one of them is shown."""
-        pipeline = self.manifest.pipeline
-        return pipeline.stages, pipeline.boundary, pipeline.boundary_rank, self.left_out
+        return group_of(self.manifest, self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,20 +444,28 @@ def _allowed(manifest: Manifest) -> bool:
 
 
 class _Bars:
-    """The score of the last row that is shown: settings below it need no estimate."""
+    """The scores below which settings need no estimate: one is shown as the best of its group, if that is among the
+    ROWS best ones, or as the best of its inner batch. Of those that are ALIKE the one with fewer changes is shown."""
 
     def __init__(self, found: Sequence[Candidate]) -> None:
-        self._best: dict[tuple[object, ...], float] = {}
+        self._of_group: dict[tuple[object, ...], float] = {}
+        self._of_batch: dict[int, float] = {}
         for one in found:
             self.add(one)
 
     def add(self, one: Candidate) -> None:
         if one.frailty == 0:
-            self._best[one.group] = max(one.score, self._best.get(one.group, 0.0))
+            batch = one.manifest.inner.inner_batch
+            self._of_group[one.group] = max(one.score, self._of_group.get(one.group, 0.0))
+            self._of_batch[batch] = max(one.score, self._of_batch.get(batch, 0.0))
 
-    def below(self, score: float) -> bool:
-        best = sorted(self._best.values(), reverse=True)
-        return len(best) >= ROWS and score < best[ROWS - 1]
+    def below(self, score: float, made: Manifest, left_out: tuple[str, ...]) -> bool:
+        """Whether `made`, with this score at most, is not shown."""
+        best = sorted(self._of_group.values(), reverse=True)
+        last = best[ROWS - 1] if len(best) >= ROWS else 0.0
+        of_group = self._of_group.get(group_of(made, left_out), 0.0)
+        of_batch = self._of_batch.get(made.inner.inner_batch, 0.0)
+        return score < (1.0 - ALIKE) * min(max(last, of_group), of_batch)
 
 
 @dataclass(slots=True)
@@ -496,7 +509,10 @@ class _Trials:
         sated = False  # a plain boundary whose lines are not the limit: a subspace would bring nothing
         asked = bool(self.ranks) or manifest.pipeline.boundary == "subspace"
         last = manifest
-        for cut, line in itertools.product(_cuts(manifest, self.fleet), _boundaries(self.manifest, self.ranks)):
+        lines = _boundaries(self.manifest, self.ranks)
+        if manifest.pipeline.stages == 1:  # nothing is sent between stages
+            lines = [line for line in lines if line.boundary == manifest.pipeline.boundary] or lines[:1]
+        for cut, line in itertools.product(_cuts(manifest, self.fleet), lines):
             within = line.boundary == "subspace"
             if within and sated and not asked:
                 continue
@@ -586,7 +602,7 @@ class _Trials:
         """Whether the fleet can run `made`, which may be better than what was found."""
         replicas = max(1, self.nodes // made.pipeline.stages)
         most = _bound(made, self.fleet) * efficiency(made, replicas, self.tokens)
-        may_win = self.by_money or not self.bars.below(most)
+        may_win = self.by_money or not self.bars.below(most, made, self.left_out)
         return _allowed(made) and may_win and tightest(made, self.fleet) is None
 
     def _candidate(self, made: Manifest) -> Candidate:
@@ -622,12 +638,15 @@ def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[Machin
 
 
 def _bound(manifest: Manifest, fleet: Sequence[MachineKind]) -> float:
-    """Tokens per second that all lines up together carry, without any gossip: no placement does more. Infinite where
-    machines serve several stages: one that serves all sends nothing."""
+    """Tokens per second that all machines together compute, and their lines up carry without any gossip: no placement
+    does more. Machines that serve several stages may send nothing."""
+    flop = 3.0 * sum(part.cost for part in stages_of(manifest))
+    computed = sum(kind.count * kind.flops for kind in fleet) / flop
     if manifest.pipeline.span_max > 1:
-        return math.inf
+        return computed
     traffic = sum(sample_bytes(manifest, range(stage, stage + 1)) for stage in range(manifest.pipeline.stages))
-    return sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
+    carried = sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
+    return min(computed, carried)
 
 
 def _check_ranks(manifest: Manifest, ranks: Sequence[int]) -> None:
