@@ -69,7 +69,7 @@ RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotte
 
 
 def group_of(manifest: Manifest, left_out: tuple[str, ...]) -> tuple[object, ...]:
-    """What the rows that are shown differ in: the split, the boundary, and the kinds of machine left out."""
+    """The split, the boundary, and the kinds of machine left out: each row that is shown has others."""
     pipeline = manifest.pipeline
     return pipeline.stages, pipeline.boundary, pipeline.boundary_rank, left_out
 
