@@ -139,6 +139,13 @@ def test_the_best_is_at_least_as_good_as_the_manifest(name: str, stages: int) ->
     assert all(row.order >= found.best.order or row.score < found.best.score * 1.02 for row in found.rows)
 
 
+def test_each_row_is_another_choice() -> None:
+    """One stage sends nothing to another, so there is no choice of a boundary."""
+    rows = search(RUN, FLEETS["fast lines"], TOKENS).rows
+    assert [one.manifest.pipeline.stages for one in rows].count(1) == 1
+    assert len({one.group for one in rows}) == len(rows) > 1
+
+
 def test_settings_that_are_the_best_stay() -> None:
     best = search(RUN, FLEETS["slow lines"], TOKENS).best
     assert best.changes
@@ -404,6 +411,9 @@ def test_steps_are_larger_on_thinner_lines_and_the_reason_is_said() -> None:
         found = fitted(run, [kind], stages=1)
         batches.append(found.best.manifest.inner.inner_batch)
         assert found.best.manifest.gossip.method == "gradient"
+        validated = found.recipe.manifest.pipeline.validation_every_samples
+        due = max(1024, min(16 * batches[-1], 100_000 / 24))  # who validates misses a step; a run has a curve
+        assert validated == pytest.approx(due, abs=1)
         assert found.best.score == max(one.score for one in found.steps if one.frailty == found.best.frailty)
         assert f"why steps of {batches[-1]} samples" in steps_compared(found)
         assert rate_factor(batches[-1] * 128.0, run.manifest.inner.inner_batch * 128.0, 1.28e7) >= 1.0

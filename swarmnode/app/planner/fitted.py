@@ -16,7 +16,7 @@ from swarmnode.app.planner.simulated import Simulated
 from swarmnode.base.errors import UsageError
 from swarmnode.run.gossip_rules import codecs
 from swarmnode.run.manifest import Manifest
-from swarmnode.run.manifest.gossip_compat import planned_meeting_steps
+from swarmnode.run.manifest.gossip_compat import averages_gradients, planned_meeting_steps
 from swarmnode.run.manifest.recipe import Recipe, parameters_of, warmup_samples
 
 CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
@@ -142,6 +142,17 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
     return seconds
 
 
+def _meetings(manifest: Manifest, simulated: Simulated | None) -> str:
+    """How often replicas average, as planned and as `simulated`."""
+    found = 0.0 if simulated is None else simulated.meets_every_steps
+    parts = manifest.gossip.fragments
+    if not averages_gradients(manifest):
+        planned = f"replicas meet every {planned_meeting_steps(manifest):,.0f} steps"
+        return planned + (f" (simulated: every {found:,.3g})" if found else "")
+    planned = "gradients are averaged before each" + (f", one in {parts} of their rows in turn" if parts > 1 else "")
+    return planned + (f" (simulated: before one in {found / parts:,.3g})" if found else "")
+
+
 def forecast(
     found: Plan, manifest: Manifest, tokens: float, one_alone: float, simulated: Simulated | None = None
 ) -> list[str]:
@@ -159,13 +170,11 @@ def forecast(
         if one_alone
         else "the model does not fit"
     )
-    steps = planned_meeting_steps(manifest)
     spans = f" in {found.hops:.1f} hops, as machines serve what they hold" if manifest.pipeline.span_max > 1 else ""
     shape = (
         f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}{spans}, of"
         f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
-        f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps"
-        + ("" if simulated is None or not simulated.meets_every_steps else f" ({simulated.meetings})")
+        f" {manifest.model.context} tokens, {_meetings(manifest, simulated)}"
     )
     efficiency = (
         f"learning efficiency {span([f'{one:.2f}' for one in found.likely])} by formula: as much as"

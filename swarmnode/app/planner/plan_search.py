@@ -46,7 +46,15 @@ SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is s
 BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
 FIELDS = {
-    "pipeline": ("stages", "span_max", "memory_weight", "boundary", "boundary_rank", "window_max"),
+    "pipeline": (
+        "stages",
+        "span_max",
+        "memory_weight",
+        "boundary",
+        "boundary_rank",
+        "window_max",
+        "validation_every_samples",
+    ),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
     "gossip": ("method", "codec", "group", "butterfly", "delay", "fragments", "round_samples", "uplink_share"),
     "limits": (
@@ -65,6 +73,8 @@ SLOTS_MAX = 256  # guess
 WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
 HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
 ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
+VALIDATED_STEPS = 16  # simulated: two of eight members validate instead of training; each 2 to 4 steps takes a quarter
+VALIDATIONS_MIN = 24  # guess: points of a run's curve
 RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
 
 
@@ -432,11 +442,21 @@ def with_patience(candidate: Candidate) -> Manifest:
         exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * sent / slowest))),
         snapshot_rounds_max=max(1, round(recovery.snapshot_rounds_max / rounds)),
         every_rounds=max(1, round(manifest.checkpoint.every_rounds / rounds)),
+        validation_every_samples=_validated_every(manifest, forecast),
     )
     if patience_s <= limits.microbatch_timeout_s:
         return made
     hop_s = max(limits.hop_timeout_min_s, float(math.ceil(patience_s / HOP_SHARE)))
     return with_values(made, microbatch_timeout_s=patience_s, hop_timeout_min_s=hop_s)
+
+
+def _validated_every(manifest: Manifest, forecast: Plan) -> int:
+    """Samples between two validations. Who validates misses a step where gradients are averaged before each."""
+    own = manifest.pipeline.validation_every_samples
+    if not averages_gradients(manifest):
+        return own
+    of_run = forecast.days * 86400.0 * forecast.samples_per_s
+    return max(own, int(min(VALIDATED_STEPS * manifest.inner.inner_batch, of_run / VALIDATIONS_MIN)))
 
 
 def _allowed(manifest: Manifest) -> bool:

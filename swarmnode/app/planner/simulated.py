@@ -18,11 +18,6 @@ class Simulated:
     tokens_per_s: float
     meets_every_steps: float
 
-    @property
-    def meetings(self) -> str:
-        """`simulated: every 11`."""
-        return f"simulated: every {self.meets_every_steps:,.3g}"
-
     def of(self, found: Plan, manifest: Manifest, tokens: float) -> Plan:
         """`found`, with the speed and the meetings that were simulated."""
         if not found.tokens_per_s:
