@@ -143,7 +143,7 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
 
 
 def _meetings(manifest: Manifest, simulated: Simulated | None) -> str:
-    """How often replicas average, as planned and as `simulated`."""
+    """Steps from one averaging to the next, as planned and as `simulated`."""
     found = 0.0 if simulated is None else simulated.meets_every_steps
     parts = manifest.gossip.fragments
     if not averages_gradients(manifest):

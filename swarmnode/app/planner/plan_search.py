@@ -451,7 +451,7 @@ def with_patience(candidate: Candidate) -> Manifest:
 
 
 def _validated_every(manifest: Manifest, forecast: Plan) -> int:
-    """Samples between two validations. Who validates misses a step where gradients are averaged before each."""
+    """Samples between two validations: a validator misses a step where gradients are averaged before each."""
     own = manifest.pipeline.validation_every_samples
     if not averages_gradients(manifest):
         return own
