@@ -480,9 +480,9 @@ class _Bars:
             self._of_batch[batch] = max(one.score, self._of_batch.get(batch, 0.0))
 
     def below(self, score: float, made: Manifest, left_out: tuple[str, ...]) -> bool:
-        """Whether `made`, with this score at most, is not shown."""
+        """Whether `made`, with this score at most, is not shown. The best subspace is shown in any case."""
         best = sorted(self._of_group.values(), reverse=True)
-        last = best[ROWS - 1] if len(best) >= ROWS else 0.0
+        last = best[ROWS - 1] if len(best) >= ROWS and made.pipeline.boundary != "subspace" else 0.0
         of_group = self._of_group.get(group_of(made, left_out), 0.0)
         of_batch = self._of_batch.get(made.inner.inner_batch, 0.0)
         return score < (1.0 - ALIKE) * min(max(last, of_group), of_batch)
